@@ -1,0 +1,1 @@
+"""What a layer needs -> which backend, and why. See docs/attention.md."""

@@ -1,0 +1,1 @@
+"""One module per attention backend; imported only when the factory chose it."""

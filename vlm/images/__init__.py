@@ -1,0 +1,1 @@
+"""Image bytes -> RGB -> patches, as the reference processors compute them."""

@@ -1,0 +1,1 @@
+"""Messages -> token ids with image placeholders, for a chat template and a tokenizer."""
