@@ -1,7 +1,7 @@
 """The root of the error tree and the attention layer's own error.
 
-They live here because this is the lowest layer that refuses a user's request; `vlm.errors` draws the whole tree and is what
-users import from.
+They live here because this is the lowest layer that refuses a user's request; `vlm.errors` draws the whole tree and
+is what users import from.
 """
 
 from __future__ import annotations

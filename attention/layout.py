@@ -1,7 +1,7 @@
 """How the tokens of one forward pass are laid out. Built once a step on the host, read by every layer.
 
-T is the number of packed query tokens, S of packed key tokens, N of sequences. Host tuples stand beside the device tensors
-so that no layer ever asks the device for a length.
+T is the number of packed query tokens, S of packed key tokens, N of sequences. Host tuples stand beside the device
+tensors so that no layer ever asks the device for a length.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PagedStep:
         block_size: int,
         device: torch.device | str,
     ) -> PagedStep:
-        """Lay out a step from host lists. Sequence i writes its new tokens at positions kv_lens[i] - query_lens[i] onwards."""
+        """Lay out a step from host lists. Sequence i writes its new tokens from position kv_lens[i] - query_lens[i] on."""
         slots: list[int] = []
         for q, kv, table in zip(query_lens, kv_lens, block_tables, strict=True):
             slots += [table[p // block_size] * block_size + p % block_size for p in range(kv - q, kv)]

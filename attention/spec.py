@@ -29,7 +29,7 @@ class AttentionSpec:
     """What one layer group needs from attention.
 
     Attributes:
-        role: `encoder` self-attention over packed sequences, `decoder` self-attention over a KV cache, or `cross` attention.
+        role: `encoder` self-attention over packed sequences, `decoder` self-attention over a KV cache, or `cross`.
         head_dim: width of one head as the model defines it, before any padding that a backend may do.
         num_heads, num_kv_heads: query heads and key/value heads (GQA when they differ).
         dtype: compute dtype; kv_cache_dtype: storage dtype of the cache (None: the compute dtype).
@@ -84,11 +84,11 @@ class Decision:
     """Which backend a layer group runs on, and why.
 
     Attributes:
-        backend: name in the table of backends. provider: the package that does the work ("torch", "flash_attn.cute", "vlm"...).
-        provider_version: its version, or "".
+        backend: name in the table of backends.
+        provider, provider_version: the package that does the work ("torch", "flash_attn.cute", "triton"), and its version or "".
         source: `explicit` (configured), `upgrade` (the opt-in) or `default` (the row of the table).
         reasons: sentences, in the order in which the rules were applied. rejected: the candidates passed over.
-        group: the layer group that it answers ("vision.full"), filled in by the model that asked; "" from a bare `select`.
+        group: the layer group that it answers ("vision.full"), filled in when a model is built; "" from a bare `select`.
     """
 
     backend: str
