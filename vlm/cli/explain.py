@@ -1,0 +1,284 @@
+"""`vlm explain`: which attention backend each layer group gets, and why, on this machine or on a faked one.
+
+A faked machine needs no torch: the declarations of the backends are read, nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from vlm.attention.errors import AttentionBackendError, VLMError
+from vlm.attention.factory import select
+from vlm.attention.platform import DISTRIBUTIONS, Platform, canonical_dtype, resolve_dtype
+from vlm.attention.preference import read_preferences, stack_of
+from vlm.attention.spec import FEATURES, ROLES, AttentionSpec, Decision, Feature, Preference, Role
+
+if TYPE_CHECKING:
+    from vlm.families.base import LayerGroup
+
+KV_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "float8": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+BY_ROLE: dict[Role, frozenset[Feature]] = {
+    "encoder": frozenset({"varlen"}),
+    "decoder": frozenset({"varlen", "causal", "paged"}),
+    "cross": frozenset({"varlen"}),
+}
+
+
+def _import_name(name: str) -> str:
+    """A package by the name it is installed or imported under -> the name it is imported under."""
+    plain = name.strip().replace("_", "-").lower()
+    for import_name, distributions in DISTRIBUTIONS.items():
+        if name.strip() == import_name or plain in {d.replace("_", "-") for d in distributions}:
+            return import_name
+    return name.strip().replace("-", "_")
+
+
+def _pairs(values: Sequence[str], option: str, separator: str = "=") -> dict[str, str]:
+    out = {}
+    for value in values:
+        name, found, rest = value.partition(separator)
+        if not found or not name.strip():
+            raise VLMError(f"{option} {value!r}: expected NAME{separator}VALUE")
+        out[name.strip()] = rest.strip()
+    return out
+
+
+def _importable(values: Sequence[str]) -> dict[str, str]:
+    parts = [value.partition("==") for value in values]
+    return {_import_name(name): version.strip() for name, _, version in parts}
+
+
+def _broken(values: Sequence[str]) -> dict[str, str]:
+    given = _pairs(values, "--broken")
+    return {
+        _import_name(name): text if ":" in text else f"{text or 'ImportError'}: found, but does not load"
+        for name, text in given.items()
+    }
+
+
+def _capability(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)\.(\d)|sm_?(\d+)(\d)a?", text)
+    if match is None:
+        raise VLMError(f"--capability {text!r}: expected one such as 8.0, or gfx942 for ROCm")
+    major, minor = match.group(1, 2) if match.group(1) else match.group(3, 4)
+    return int(major), int(minor)
+
+
+def _machine(
+    platform: str | None, capability: str | None, importable: Sequence[str], broken: Sequence[str]
+) -> Platform | None:
+    """The faked machine, or None for this one."""
+    if capability is not None and platform is None:
+        platform = "rocm" if capability.startswith("gfx") else "cuda"
+    if platform is None:
+        if importable or broken:
+            raise VLMError(
+                "--importable and --broken describe a faked machine: name it with --platform and --capability"
+            )
+        return None
+    have, fail = _importable(importable), _broken(broken)
+    if platform == "rocm":
+        if capability is not None and not capability.startswith("gfx"):
+            raise VLMError(f"--capability {capability!r}: on rocm it is an architecture such as gfx942")
+        return Platform.fake("rocm", arch=capability or "", importable=have, broken=fail)
+    return Platform.fake(platform, _capability(capability) if capability else None, importable=have, broken=fail)
+
+
+def _settings(values: Sequence[str]) -> dict[str, str] | str | None:
+    """--set: a backend for both stacks, or STACK=BACKEND; the one with a stack wins."""
+    both = [value for value in values if "=" not in value]
+    if len(both) > 1:
+        raise VLMError(f"--set names two backends for both stacks: {', '.join(both)}")
+    stacks = _pairs([value for value in values if "=" in value], "--set")
+    if both and not stacks:
+        return both[0]
+    return {**({"vision": both[0], "text": both[0]} if both else {}), **stacks} or None
+
+
+def _features(needs: str | None, role: Role, window: int | None) -> frozenset[Feature]:
+    asked = [name.strip() for name in (needs or "").split(",") if name.strip()]
+    unknown = [name for name in asked if name not in FEATURES]
+    if unknown:
+        raise VLMError(f"--needs {unknown[0]!r} is no feature: use {', '.join(FEATURES)}")
+    out = {feature for feature in FEATURES if feature in asked}
+    return frozenset(out | BY_ROLE[role] | ({"sliding_window"} if window is not None else set()))
+
+
+def _shape(head_dim: int | None, heads: int | None, kv_heads: int | None, window: int | None) -> tuple[int, int, int]:
+    """(head_dim, heads, kv_heads), where they were left out with a ViT's usual ones."""
+    numbers = [number for number in (head_dim, heads, kv_heads, window) if number is not None]
+    if numbers and min(numbers) < 1:
+        raise VLMError("--head-dim, --heads, --kv-heads and --window are at least 1")
+    heads = heads or 16
+    return head_dim or 64, heads, kv_heads or heads
+
+
+def _spec(
+    role: str,
+    shape: tuple[int, int, int],
+    dtype: str,
+    kv_dtype: str | None,
+    scale: float | None,
+    window: int | None,
+    needs: str | None,
+) -> AttentionSpec:
+    known = next((name for name in ROLES if name == role), None)
+    if known is None:
+        raise VLMError(f"--role {role!r}: use {', '.join(ROLES)}")
+    kv = None
+    if kv_dtype not in {None, "auto"}:
+        kv = KV_DTYPES.get(str(kv_dtype), str(kv_dtype).removeprefix("torch."))
+        kv = kv if kv.startswith("float8") else canonical_dtype(kv)
+    head_dim, heads, kv_heads = shape
+    return AttentionSpec(known, head_dim, heads, kv_heads, dtype, kv, _features(needs, known, window), scale, window)
+
+
+def _told(decision: Decision, warning: str | None) -> Decision:
+    return decision if warning is None else replace(decision, reasons=(warning, *decision.reasons))
+
+
+def explain_layer(
+    spec: AttentionSpec, platform: Platform, preferences: Mapping[str, Preference], upstream_fa: bool
+) -> Decision:
+    """The decision for one layer, by the setting of the stack that its role belongs to."""
+    return select(spec, platform, preferences[stack_of(spec.role)], upstream_fa)
+
+
+def _config_dtype(config: Mapping[str, Any]) -> str:
+    """What config.json says the weights are in, at the top or in its text part; float32 where it says nothing."""
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(part.get(key), str) and part[key] != "auto":
+                return str(part[key])
+    return "float32"
+
+
+def explain_model(model: str, platform: Platform, dtype: str, preferences: Mapping[str, Preference]) -> list[Decision]:
+    """The decision for every layer group of a model folder or hub id. Reads its configs, not its weights."""
+    from vlm.families import get_family
+    from vlm.loading.folder import ModelFolder, resolve_folder
+
+    folder = ModelFolder(resolve_folder(model))
+    family = get_family(folder.model_type)
+    compute, warning = resolve_dtype(dtype, _config_dtype(folder.config), platform)
+    groups: Mapping[str, LayerGroup] = family.layer_groups(family.parse(folder.config), compute)
+    decisions = []
+    for name, group in groups.items():
+        try:
+            decision = select(group.spec, platform, preferences.get(group.stack, Preference()), group.upstream_fa)
+        except AttentionBackendError as error:
+            raise AttentionBackendError(f"{name}: {error}", error.rejected) from error
+        decisions.append(replace(_told(decision, warning), group=name))
+    return decisions
+
+
+def describe(decision: Decision, title: str) -> str:
+    """A decision for people: a few lines."""
+    given = decision.as_dict()
+    lines = [title, *(f"  {key:<9} {given[key]}" for key in ("backend", "provider", "source"))]
+    lines += [f"  {'because' if i == 0 else '':<9} {reason}" for i, reason in enumerate(decision.reasons)]
+    width = max((len(r.backend) for r in decision.rejected), default=0)
+    lines += [
+        f"  {'not taken' if i == 0 else '':<9} {r.backend:<{width}}  {r.reason}"
+        for i, r in enumerate(decision.rejected)
+    ]
+    return "\n".join(lines)
+
+
+def _title(spec: AttentionSpec, platform: Platform) -> str:
+    heads = f"{spec.num_heads}" if spec.num_heads == spec.num_kv_heads else f"{spec.num_heads}/{spec.num_kv_heads}"
+    return f"{spec.role}, {spec.dtype}, head_dim {spec.head_dim}, heads {heads}, on {platform.describe()}"
+
+
+def _refuse(error: VLMError, as_json: bool) -> NoReturn:
+    if as_json:
+        rejected = [r.as_dict() for r in getattr(error, "rejected", ())]
+        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error), "rejected": rejected}}))
+    else:
+        print(f"error: {error}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _answer(as_json: bool, work: Callable[[], tuple[dict[str, Any], str]]) -> None:
+    try:
+        data, text = work()
+    except VLMError as error:
+        _refuse(error, as_json)
+    print(json.dumps(data) if as_json else text)
+
+
+def explain(
+    model: Annotated[
+        str | None, typer.Argument(help="A model folder or hub id: explain each of its layer groups.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help="encoder (the default), decoder or cross.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Width of one head [64].")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads [16].")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads [as many as query heads].")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16 (fp32, fp16, bf16).")] = "auto",
+    kv_dtype: Annotated[str | None, typer.Option(help="Storage dtype of the KV cache, such as fp8.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor on the scores [head_dim ** -0.5].")] = None,
+    window: Annotated[int | None, typer.Option(help="Sliding window, in keys.")] = None,
+    needs: Annotated[str | None, typer.Option(help="Features beyond the role's own, as a list: softcap,sinks.")] = None,
+    upstream_fa: Annotated[
+        bool, typer.Option("--upstream-fa", help="The model opts into the upstream package.")
+    ] = False,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A configured backend: BACKEND, vision=BACKEND or text=BACKEND.")
+    ] = None,
+    platform: Annotated[str | None, typer.Option(help="Fake a machine: cuda, rocm, xpu, mps or cpu.")] = None,
+    capability: Annotated[str | None, typer.Option(help="Its compute capability (8.0), or gfx942 for ROCm.")] = None,
+    importable: Annotated[list[str] | None, typer.Option(help="A package it has: NAME==VERSION. May repeat.")] = None,
+    broken: Annotated[
+        list[str] | None, typer.Option(help="A package that fails to import: NAME=OSError. May repeat.")
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option(help="An environment variable: NAME=VALUE. May repeat.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say which attention backend each layer group gets, and why.
+
+    With MODEL: its layer groups. Without: one layer, described by the options. On this machine, or on one faked with
+    --platform.
+    """
+
+    def work() -> tuple[dict[str, Any], str]:
+        layer = {
+            "--role": role,
+            "--head-dim": head_dim,
+            "--heads": heads,
+            "--kv-heads": kv_heads,
+            "--kv-dtype": kv_dtype,
+            "--scale": scale,
+            "--window": window,
+            "--needs": needs,
+            "--upstream-fa": upstream_fa or None,
+        }
+        given = [option for option, value in layer.items() if value is not None]
+        if model is not None and given:
+            raise VLMError(f"{given[0]} describes a layer, and MODEL has its own: leave one out")
+        if model is None and not given and platform is None and capability is None:
+            raise VLMError("name a model (vlm explain MODEL), or describe a layer (see vlm explain --help)")
+        faked = _machine(platform, capability, importable or [], broken or [])
+        environ = {**({} if faked else os.environ), **_pairs(env or [], "--env")}
+        preferences = read_preferences(_settings(setting or []), environ)
+        machine = faked or Platform.detect()
+        if model is not None:
+            decisions = explain_model(model, machine, dtype, preferences)
+            text = "\n\n".join(describe(d, f"{d.group}, on {machine.describe()}") for d in decisions)
+            return {"groups": [d.as_dict() for d in decisions]}, text
+        compute, warning = resolve_dtype(dtype, "bfloat16", machine)
+        shape = _shape(head_dim, heads, kv_heads, window)
+        spec = _spec(role or "encoder", shape, compute, kv_dtype, scale, window, needs)
+        decision = _told(explain_layer(spec, machine, preferences, upstream_fa), warning)
+        return decision.as_dict(), describe(decision, _title(spec, machine))
+
+    _answer(as_json, work)
