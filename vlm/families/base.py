@@ -1,8 +1,8 @@
 """What a model family is: the contract between a checkpoint's parts and the rest of the runtime.
 
-A family says which vision stack, projector and text stack make a model, what an image costs in tokens, how it stands in the
-prompt, and which positions the tokens have. The engine sees only `VisionLanguageModel`; the prompt builder sees only the
-image processor and `expand`.
+A family says which vision stack, projector and text stack make a model, what an image costs in tokens, how it stands
+in the prompt, and which positions the tokens have. The engine sees only `VisionLanguageModel`; the prompt builder sees
+only the image processor and `expand`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class ImagePlan:
 
 @dataclass(frozen=True, eq=False)
 class ImageInputs:
-    """A preprocessed picture. `pixels` is float32 on the CPU: (patches, channels * t * p * p) or (tiles, 3, height, width)."""
+    """A preprocessed picture.
+
+    `pixels` is float32 on the CPU: (patches, channels * t * p * p) or (tiles, 3, height, width).
+    """
 
     pixels: torch.Tensor
     plan: ImagePlan
@@ -123,8 +126,10 @@ class Family(Protocol):
     def canonical_name(self, name: str) -> str | None:
         """A tensor name as any known export writes it -> the name used in `weight_map`; None: known and not needed."""
 
-    def image_processor(self, preprocessor: Mapping[str, Any], config: Any, overrides: Mapping[str, Any]) -> ImageProcessor:
-        """The processor of preprocessor_config.json with the caller's overrides; unknown overrides are a PromptError."""
+    def image_processor(
+        self, preprocessor: Mapping[str, Any], config: Any, overrides: Mapping[str, Any]
+    ) -> ImageProcessor:
+        """The processor of preprocessor_config.json with the caller's overrides; an unknown one is a PromptError."""
 
     def expand(self, plan: ImagePlan, config: Any) -> str:
         """The text that replaces one image placeholder, image tokens repeated; tokenised with special tokens."""
