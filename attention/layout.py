@@ -89,7 +89,7 @@ class PagedStep:
         block_size: int,
         device: torch.device | str,
     ) -> PagedStep:
-        """Lay out a step from host lists. Sequence i writes its new tokens from position kv_lens[i] - query_lens[i] on."""
+        """Lay out a step from host lists; sequence i writes its new tokens from position kv_lens[i] - query_lens[i]."""
         slots: list[int] = []
         for q, kv, table in zip(query_lens, kv_lens, block_tables, strict=True):
             slots += [table[p // block_size] * block_size + p % block_size for p in range(kv - q, kv)]

@@ -85,10 +85,10 @@ class Decision:
 
     Attributes:
         backend: name in the table of backends.
-        provider, provider_version: the package that does the work ("torch", "flash_attn.cute", "triton"), and its version or "".
+        provider, provider_version: the package that does the work ("torch", "flash_attn.cute"), and its version or "".
         source: `explicit` (configured), `upgrade` (the opt-in) or `default` (the row of the table).
         reasons: sentences, in the order in which the rules were applied. rejected: the candidates passed over.
-        group: the layer group that it answers ("vision.full"), filled in when a model is built; "" from a bare `select`.
+        group: the layer group that it answers ("vision.full"), filled in when a model is built; else "".
     """
 
     backend: str

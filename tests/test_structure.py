@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {"kernels": "vlm.kernels", "attention": "vlm.attention", "vision": "vlm.vision", "text": "vlm.text", "vlm": "vlm"}
+FOLDERS = {
+    "kernels": "vlm.kernels",
+    "attention": "vlm.attention",
+    "vision": "vlm.vision",
+    "text": "vlm.text",
+    "vlm": "vlm",
+}
 ALLOWED = {
     "kernels": {"kernels"},
     "attention": {"attention", "kernels"},
@@ -86,9 +92,7 @@ def test_kernels_init_has_no_imports() -> None:
 
 def test_every_package_is_listed() -> None:
     """package-dir mappings have no auto-discovery: a forgotten package would be missing from the wheel only."""
-    on_disk = {
-        module_name(path) for folder in FOLDERS for path in python_files(folder) if path.name == "__init__.py"
-    }
+    on_disk = {module_name(path) for folder in FOLDERS for path in python_files(folder) if path.name == "__init__.py"}
     assert on_disk == set(PROJECT["tool"]["setuptools"]["packages"])
     without_init = {
         str(path.parent.relative_to(ROOT))
@@ -105,13 +109,28 @@ def test_wheel_holds_one_top_level_package(tmp_path: Path) -> None:
     subprocess.run(
         ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(source)], check=True, capture_output=True
     )
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    ]
     subprocess.run([*command, str(source)], check=True, capture_output=True, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"vlm"}
-    for needed in ("vlm/py.typed", "vlm/kernels/__init__.py", "vlm/vision/qwen2_5_vl.py", "vlm/assets/embedded/model.safetensors"):
+    for needed in (
+        "vlm/py.typed",
+        "vlm/kernels/__init__.py",
+        "vlm/vision/qwen2_5_vl.py",
+        "vlm/assets/embedded/model.safetensors",
+    ):
         assert needed in names
 
 
@@ -132,7 +151,11 @@ def test_import_is_light(tmp_path: Path) -> None:
         "assert not heavy, heavy\nprint(t)"
     )
     times = [
-        float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path
+            ).stdout
+        )
         for _ in range(3)
     ]
     assert min(times) < 0.3
