@@ -44,6 +44,8 @@ def _match(backend: Backend, spec: AttentionSpec, platform: Platform) -> _Match 
     probe = platform.providers.probe(backend.package)
     if probe.error is not None:
         return (Rejection(backend.name, f"import: {probe.error}"),)
+    if old := version_reasons(backend.capability, spec, probe.version or ""):
+        return tuple(Rejection(backend.name, reason) for reason in old)
     return _Match(backend.package, probe.version or "", backend.package)
 
 

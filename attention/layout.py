@@ -53,6 +53,18 @@ class Segments:
         return max(self.lengths_k, default=0)
 
 
+def _spans(
+    query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    spans: Sequence[Sequence[tuple[int, int]]],
+    device: torch.device | str,
+) -> torch.Tensor:
+    rows: list[tuple[int, int]] = []
+    for q, kv, mine in zip(query_lens, kv_lens, spans, strict=True):
+        rows += [next((s for s in mine if s[0] <= p < s[1]), (0, 0)) for p in range(kv - q, kv)]
+    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(len(rows), 2)
+
+
 @dataclass(frozen=True, eq=False)
 class LayerCache:
     """Keys and values of one layer: each (num_blocks, block_size, num_kv_heads, head_dim)."""
@@ -70,6 +82,8 @@ class PagedStep:
         cu_seqlens_q: int32 (N + 1,). kv_lens_N: int32 (N,). block_tables: int32 (N, max_blocks), unused entries 0.
         slots_T: int64 (T,): block * block_size + offset of each new token's cache slot.
         block_size: tokens a block.
+        spans_T2: int32 (T, 2), where the layers need image spans: start and end, as positions in the sequence, of the
+            bidirectional span that a new token belongs to; (0, 0) for none.
     """
 
     query_lens: tuple[int, ...]
@@ -79,6 +93,7 @@ class PagedStep:
     block_tables: torch.Tensor
     slots_T: torch.Tensor
     block_size: int
+    spans_T2: torch.Tensor | None = None
 
     @classmethod
     def build(
@@ -88,8 +103,13 @@ class PagedStep:
         block_tables: Sequence[Sequence[int]],
         block_size: int,
         device: torch.device | str,
+        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> PagedStep:
-        """Lay out a step from host lists; sequence i writes its new tokens from position kv_lens[i] - query_lens[i]."""
+        """Lay out a step from host lists; sequence i writes its new tokens from position kv_lens[i] - query_lens[i].
+
+        spans: the image spans of each sequence, [start, end) in positions of the whole prompt, in any order; None
+            where no layer needs them.
+        """
         slots: list[int] = []
         for q, kv, table in zip(query_lens, kv_lens, block_tables, strict=True):
             slots += [table[p // block_size] * block_size + p % block_size for p in range(kv - q, kv)]
@@ -103,6 +123,7 @@ class PagedStep:
             torch.tensor(tables, dtype=torch.int32, device=device).reshape(len(tables), width),
             torch.tensor(slots, dtype=torch.int64, device=device),
             block_size,
+            None if spans is None else _spans(query_lens, kv_lens, spans, device),
         )
 
     @property

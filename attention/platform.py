@@ -40,6 +40,7 @@ SHARED_MEMORY: dict[tuple[int, int], int] = {
     (12, 1): 101376,
 }
 ROCM_SHARED_MEMORY = 65536
+XPU_SHARED_MEMORY = 65536  # what every Intel GPU since Xe-HPG gives a work-group; a detected one says its own
 SMALLEST_SHARED_MEMORY = 49152  # what every CUDA device gives a block without opting in
 
 # An import name, and the names under which the package index knows it. The first that is installed gives the version.
@@ -138,6 +139,8 @@ def shared_memory(kind: str, capability: tuple[int, int] | None) -> int:
     """Bytes of shared memory (LDS) that one block may use, from the table; 0 where the notion does not apply."""
     if kind == "rocm":
         return ROCM_SHARED_MEMORY
+    if kind == "xpu":
+        return XPU_SHARED_MEMORY
     if kind == "cuda" and capability is not None:
         return SHARED_MEMORY.get(capability, SMALLEST_SHARED_MEMORY)
     return 0
@@ -151,6 +154,7 @@ class Platform:
         kind: one of cuda, rocm, xpu, mps, cpu. capability: CUDA compute capability. arch: "gfx942" on ROCm, else "".
         shared_memory: bytes that one block may use. bf16: the device computes bfloat16. name: what the device calls
             itself.
+        processors: SMs or compute units, 0 if unknown; decoding splits its keys until all of them have work.
         device: what torch calls it ("cuda:0"). torch_version: as installed. providers: the optional packages.
     """
 
@@ -163,6 +167,7 @@ class Platform:
     name: str = ""
     device: str = "cpu"
     torch_version: str = OLDEST_TORCH
+    processors: int = 0
 
     @classmethod
     def detect(cls, device: str = "auto") -> Platform:
@@ -244,22 +249,25 @@ def _detect_cuda(index: int) -> Platform:
     import torch
 
     properties = torch.cuda.get_device_properties(index)
-    device = f"cuda:{index}"
+    device, processors = f"cuda:{index}", int(properties.multi_processor_count)
     if torch.version.hip:
         arch = str(properties.gcnArchName).partition(":")[0]
         memory = shared_memory("rocm", None)
-        return Platform("rocm", None, arch, memory, has_bf16("rocm", None, arch), name=properties.name, device=device)
+        bf16 = has_bf16("rocm", None, arch)
+        return Platform("rocm", None, arch, memory, bf16, name=properties.name, device=device, processors=processors)
     capability = (properties.major, properties.minor)
     memory = int(getattr(properties, "shared_memory_per_block_optin", 0)) or shared_memory("cuda", capability)
-    return Platform("cuda", capability, "", memory, capability >= (8, 0), name=properties.name, device=device)
+    bf16 = capability >= (8, 0)
+    return Platform("cuda", capability, "", memory, bf16, name=properties.name, device=device, processors=processors)
 
 
 def _detect_xpu(index: int) -> Platform:
     import torch
 
     properties = torch.xpu.get_device_properties(index)
-    memory = int(getattr(properties, "local_mem_size", 0))
-    return Platform("xpu", None, "", memory, True, name=properties.name, device=f"xpu:{index}")
+    memory = int(getattr(properties, "local_mem_size", 0)) or XPU_SHARED_MEMORY
+    processors = int(getattr(properties, "gpu_subslice_count", 0))
+    return Platform("xpu", None, "", memory, True, name=properties.name, device=f"xpu:{index}", processors=processors)
 
 
 def _detect_mps(index: int) -> Platform:

@@ -22,6 +22,7 @@ Feature = Literal[
     "image_spans",  # bidirectional spans inside a causal prefix
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
+SpanRule = Literal["or", "and"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class AttentionSpec:
         scale: multiplies the scores; None means head_dim ** -0.5.
         window: keys that a query sees to its left, itself included, when `sliding_window` is needed (1 is a window).
         softcap: the cap, when `softcap` is needed.
+        span_rule: how image spans and a window combine: "or" is (causal and window) or span, "and" is (causal or span)
+            and window, where the window bounds the left side.
         upstream_fa_unsuitable: a reason why this layer group stays out of its model's upgrade, or "".
     """
 
@@ -50,6 +53,7 @@ class AttentionSpec:
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
+    span_rule: SpanRule = "or"
     upstream_fa_unsuitable: str = ""
 
     @property

@@ -39,9 +39,10 @@ ROWS: tuple[Row, ...] = (
     Row("encoder", "rocm", ANY, TOP, ("triton", "sdpa")),
     Row("decoder", "rocm", ANY, TOP, ("triton", "sdpa")),
     Row("cross", "rocm", ANY, TOP, ("triton", "sdpa")),
-    Row("encoder", "xpu", ANY, TOP, ("triton", "sdpa")),
-    Row("decoder", "xpu", ANY, TOP, ("triton", "sdpa")),
-    Row("cross", "xpu", ANY, TOP, ("triton", "sdpa")),
+    # Our kernels are not compiled for Intel GPUs by any test: there they are what one may choose, not what one gets.
+    Row("encoder", "xpu", ANY, TOP, ("sdpa", "triton")),
+    Row("decoder", "xpu", ANY, TOP, ("sdpa", "triton")),
+    Row("cross", "xpu", ANY, TOP, ("sdpa", "triton")),
     Row("encoder", "mps", ANY, TOP, ("sdpa",)),
     Row("decoder", "mps", ANY, TOP, ("sdpa",)),
     Row("cross", "mps", ANY, TOP, ("sdpa",)),

@@ -66,6 +66,9 @@ def run_segments(
     return error(got, attend(q, k, v, lengths_q, lengths_k, spec, "causal" in spec.features, sinks))
 
 
+SPANS = [(1, 6), (7, 9), (9, 13)]  # of every sequence, where a spec needs them
+
+
 class Cache:
     """Sequences that grow step by step in one paged cache, and all that they ever wrote, for the oracle.
 
@@ -95,11 +98,11 @@ class Cache:
             self.keys[i], self.values[i] = torch.cat([self.keys[i], new_k]), torch.cat([self.values[i], new_v])
         kv_lens = [len(keys) for keys in self.keys]
         used = [table[: -(-length // self.block_size)] for table, length in zip(self.tables, kv_lens, strict=True)]
-        step = PagedStep.build(query_lens, kv_lens, used, self.block_size, self.device)
+        spans = [SPANS] * len(kv_lens) if "image_spans" in self.spec.features else None
+        step = PagedStep.build(query_lens, kv_lens, used, self.block_size, self.device, spans)
         sinks = sinks_of(self.spec, self.device)
         got = op(q, k, v, self.layer, step) if sinks is None else op(q, k, v, self.layer, step, sinks)
         assert (got.shape, got.dtype) == (q.shape, q.dtype)
         assert got.is_contiguous()
-        return error(
-            got, attend(q, torch.cat(self.keys), torch.cat(self.values), query_lens, kv_lens, self.spec, True, sinks)
-        )
+        keys, values = torch.cat(self.keys), torch.cat(self.values)
+        return error(got, attend(q, keys, values, query_lens, kv_lens, self.spec, True, sinks, spans))

@@ -125,6 +125,46 @@ def torch_2_13(
     return varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size == (-1, 0), window_size)
 
 
+def efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    custom_mask_type: int,
+    compute_log_sumexp: bool = False,
+    *,
+    scale: float | None = None,
+    seqlen_k: torch.Tensor | None = None,
+    window_size: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """aten._efficient_attention_forward of torch 2.11 to 2.13: equal heads, one batch; rows without keys are NaN."""
+    assert bias is None
+    assert seqlen_k is None
+    assert window_size is None
+    assert dropout_p == 0.0
+    assert custom_mask_type in {0, 2}
+    assert cu_seqlens_q is not None
+    assert cu_seqlens_k is not None
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    assert query.shape[0] == key.shape[0] == value.shape[0] == 1
+    assert query.shape[2] == key.shape[2] == value.shape[2]
+    assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    right = 0 if custom_mask_type == 2 else -1
+    out = query.new_full(query.shape[1:], float("nan"))
+    for (a, b), (c, d) in zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True):
+        assert b - a <= (max_seqlen_q or 0)
+        blind = b - a if c == d else max(0, b - a - (d - c)) if right == 0 else 0
+        if b - a > blind:
+            out[a + blind : b] = _one(query[0, a:b], key[0, c:d], value[0, c:d], scale, -1, right, 0.0, None)[blind:]
+    return out[None], query.new_empty(0), query.new_empty(0), query.new_empty(0)
+
+
 def fa2_varlen(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -18,6 +18,7 @@ def attend_one(
     spec: AttentionSpec,
     causal: bool,
     sinks_H: torch.Tensor | None,
+    spans: Sequence[tuple[int, int]] = (),
 ) -> torch.Tensor:
     """One query at `position` against keys at positions 0 .. S - 1: (H, D) float64."""
     heads, head_dim = q_HD.shape
@@ -27,9 +28,12 @@ def attend_one(
     for h in range(heads):
         logits, values = [], []
         for j in range(k_SKD.shape[0]):
-            if causal and j > position:
-                continue
-            if "sliding_window" in spec.features and spec.window is not None and abs(position - j) >= spec.window:
+            past = j <= position or not causal
+            near = "sliding_window" not in spec.features or spec.window is None or abs(position - j) < spec.window
+            together = any(a <= position < b and a <= j < b for a, b in spans)
+            if spec.span_rule == "and" and together and j > position:
+                past, near = True, True  # the window bounds the left side only
+            if not (past and near) and not (together and spec.span_rule == "or"):
                 continue
             score = float(torch.dot(q_HD[h].double(), k_SKD[j, h // group].double())) * scale
             if "softcap" in spec.features and spec.softcap is not None:
@@ -55,15 +59,18 @@ def attend(
     spec: AttentionSpec,
     causal: bool,
     sinks_H: torch.Tensor | None = None,
+    spans: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> torch.Tensor:
     """Packed sequences, each on its own, the last query of each at its last key: (T, H, D) float32 on the CPU."""
     q, k, v = q_THD.cpu(), k_SKD.cpu(), v_SKD.cpu()
     sinks = None if sinks_H is None else sinks_H.cpu()
     out = torch.zeros(q.shape, dtype=torch.float64)
     begin_q = begin_k = 0
-    for len_q, len_k in zip(lengths_q, lengths_k, strict=True):
+    for sequence, (len_q, len_k) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+        mine = spans[sequence] if spans else ()
         keys, values = k[begin_k : begin_k + len_k], v[begin_k : begin_k + len_k]
         for i in range(len_q):
-            out[begin_q + i] = attend_one(q[begin_q + i], keys, values, i + len_k - len_q, spec, causal, sinks)
+            position = i + len_k - len_q
+            out[begin_q + i] = attend_one(q[begin_q + i], keys, values, position, spec, causal, sinks, mine)
         begin_q, begin_k = begin_q + len_q, begin_k + len_k
     return out.float()

@@ -47,6 +47,7 @@ SPECS = {
 PROVIDERS = {
     "torch-2.11": ("torch_varlen", (8, 0), "torch_2_11"),
     "torch-2.13": ("torch_varlen", (8, 0), "torch_2_13"),
+    "torch-efficient": ("torch_efficient", (8, 0), "efficient"),
     "fa2": ("flash_attn", (8, 0), "flash_attn"),
     "fa3": ("flash_attn", (9, 0), "flash_attn_interface"),
     "fa3-fwd": ("flash_attn", (9, 0), "fa3_fwd_interface"),
@@ -58,6 +59,11 @@ PROVIDERS = {
 REFUSED = {
     "torch-2.11": {"softcap": "feature:softcap", "sinks": "feature:sinks"},
     "torch-2.13": {"softcap": "feature:softcap", "sinks": "feature:sinks"},
+    "torch-efficient": {
+        "softcap": "feature:softcap",
+        "sinks": "feature:sinks",
+        "window": "feature:sliding_window",
+    },
     "fa2": {"sinks": "feature:sinks"},
     "fa3": {"sinks": "feature:sinks"},
     "fa3-fwd": {"sinks": "feature:sinks", "window": "feature:sliding_window", "float16": "dtype: float16"},
@@ -70,6 +76,9 @@ def machine(provider: str, monkeypatch: pytest.MonkeyPatch, doubles: ModuleType)
     backend, capability, name = PROVIDERS[provider]
     if backend == "torch_varlen":
         monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", getattr(doubles, name))
+        return backend, Platform.fake("cuda", capability)
+    if backend == "torch_efficient":
+        monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", doubles.efficient)
         return backend, Platform.fake("cuda", capability)
     monkeypatch.setitem(sys.modules, name, doubles.modules()[name])
     return backend, Platform.fake("cuda", capability, importable={name: "9.0"})
@@ -134,7 +143,7 @@ def test_plain_decoding_takes_the_decode_path_of_the_kernel(
 
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", watched)
     spec, platform = SPECS["decoder-window"], Platform.fake("cuda", (8, 0))
-    op = build(select(spec, platform, Preference(), False), spec, platform)
+    op = build(select(spec, platform, Preference("torch_varlen", "this test"), False), spec, platform)
     cache = LayerCache(torch.zeros(4, 4, 2, 24, dtype=torch.bfloat16), torch.zeros(4, 4, 2, 24, dtype=torch.bfloat16))
     for query, total in ((5, 5), (1, 6), (2, 8)):
         q, k, v = (torch.randn(query, heads, 24, dtype=torch.bfloat16) for heads in (4, 2, 2))
@@ -168,6 +177,11 @@ def test_a_bound_of_one_is_given_only_where_every_sequence_has_one_query(
 
 def parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(function).parameters)
+
+
+def test_the_double_of_efficient_attention_has_the_operators_arguments(flash_doubles: ModuleType) -> None:
+    schema = torch.ops.aten._efficient_attention_forward.default._schema
+    assert [a.name for a in schema.arguments] == list(parameters(flash_doubles.efficient))
 
 
 def test_the_double_of_varlen_attn_is_the_one_that_torch_has(flash_doubles: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,20 +12,29 @@ from pathlib import Path
 import pytest
 
 from vlm.attention.backends import BACKENDS, get_backend
+from vlm.attention.backends.triton import tiles_of
 from vlm.attention.errors import AttentionBackendError
 from vlm.attention.factory import select
 from vlm.attention.platform import KINDS, Platform
 from vlm.attention.spec import ROLES, AttentionSpec, Decision, Preference, Role
 from vlm.attention.table import ROWS, default_row
+from vlm.kernels.tiles import Tile
 
 NONE = Preference()
 FA2 = {"flash_attn": "2.8.3"}
 VIT = AttentionSpec("encoder", 80, 16, 16, "bfloat16", features=frozenset({"varlen"}))
 TEXT = AttentionSpec("decoder", 128, 16, 4, "float16", features=frozenset({"varlen", "causal", "paged"}))
+HALF = replace(VIT, dtype="float16")
+CROSS = AttentionSpec("cross", 64, 12, 12, "float16", features=frozenset({"varlen"}))
 
 
 def chosen(backend: str, origin: str = "argument attention=") -> Preference:
     return Preference(backend, origin)
+
+
+def asked(platform: Platform) -> tuple[str, ...]:
+    """The optional packages that were imported; triton comes with the installation."""
+    return tuple(name for name in platform.providers.asked if name != "triton")
 
 
 def reasons_for(decision: Decision | AttentionBackendError, backend: str) -> list[str]:
@@ -79,7 +89,7 @@ CASES = [
         VIT,
         NONE,
         True,
-        "sdpa",
+        "triton",
         "default",
         "upstream_fa has no effect on rocm",
     ),
@@ -89,7 +99,7 @@ CASES = [
         replace(VIT, dtype="float16"),
         NONE,
         True,
-        "sdpa",
+        "torch_efficient",
         "default",
         "capability: 7.5 < 8.0",
     ),
@@ -99,7 +109,7 @@ CASES = [
         replace(VIT, dtype="float32"),
         NONE,
         True,
-        "sdpa",
+        "triton",
         "default",
         "dtype: float32",
     ),
@@ -114,19 +124,13 @@ CASES = [
         asked=("flash_attn.cute", "flash_attn"),
     ),
     Case("14 vision", Platform.fake("cuda", (10, 0), importable=FA2), VIT, NONE, False, "torch_varlen", "default"),
-    Case(
-        "18 sm80",
-        Platform.fake("cuda", (8, 0)),
-        TEXT,
-        NONE,
-        False,
-        "torch_varlen",
-        "default",
-        "kernels: not in this version",
-    ),
-    Case(
-        "18 sm75", Platform.fake("cuda", (7, 5)), TEXT, NONE, False, "sdpa", "default", "kernels: not in this version"
-    ),
+    Case("18 sm80", Platform.fake("cuda", (8, 0)), TEXT, NONE, False, "triton", "default", "default row for decoder"),
+    Case("18 sm75", Platform.fake("cuda", (7, 5)), TEXT, NONE, False, "triton", "default", "default row for decoder"),
+    Case("18 cross", Platform.fake("cuda", (7, 5)), CROSS, NONE, False, "torch_efficient", "default"),
+    Case("amd cross", Platform.fake("rocm", arch="gfx942"), CROSS, NONE, False, "triton", "default"),
+    Case("amd encoder", Platform.fake("rocm", arch="gfx942"), VIT, chosen("triton"), False, "triton", "explicit"),
+    Case("amd cross set", Platform.fake("rocm", arch="gfx942"), CROSS, chosen("triton"), False, "triton", "explicit"),
+    Case("turing encoder set", Platform.fake("cuda", (7, 5)), HALF, chosen("triton"), False, "triton", "explicit"),
 ]
 
 
@@ -136,7 +140,7 @@ def test_acceptance(case: Case) -> None:
     assert (decision.backend, decision.source) == (case.backend, case.source)
     everything = " | ".join([*decision.reasons, *(f"{r.backend}: {r.reason}" for r in decision.rejected)])
     assert case.told in everything
-    assert tuple(name for name in case.platform.providers.asked if name != "triton") == case.asked
+    assert asked(case.platform) == case.asked
 
 
 def test_15_flash_attn_on_turing_is_refused_with_reason_and_alternatives() -> None:
@@ -146,13 +150,17 @@ def test_15_flash_attn_on_turing_is_refused_with_reason_and_alternatives() -> No
     message = str(caught.value)
     assert "'flash_attn', set by argument attention= for vision" in message
     assert "capability: 7.5 < 8.0" in message
-    assert "These would work: sdpa" in message
-    assert platform.providers.asked == ()
+    assert "These would work: torch_efficient, triton, sdpa" in message
+    assert asked(platform) == ()
 
 
-def test_18_on_turing_the_first_candidate_of_a_decoder_is_triton() -> None:
-    decision = select(TEXT, Platform.fake("cuda", (7, 5)), NONE, False)
-    assert decision.rejected[0].backend == "triton"
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 88, 96, 128, 192, 256])
+@pytest.mark.parametrize("heads", [(8, 8), (16, 4), (28, 4), (64, 1)])
+def test_18_a_decoder_on_turing_takes_triton(head_dim: int, heads: tuple[int, int]) -> None:
+    """FlashAttention does not run there; nothing that a decoder may look like leaves it to sdpa."""
+    spec = replace(TEXT, head_dim=head_dim, num_heads=heads[0], num_kv_heads=heads[1])
+    decision = select(spec, Platform.fake("cuda", (7, 5)), NONE, False)
+    assert (decision.backend, decision.source) == ("triton", "default")
 
 
 @pytest.mark.parametrize("preference", [NONE, chosen("triton")])
@@ -160,29 +168,46 @@ def test_19_fp8_kv_on_sm86_is_refused_with_the_dtype_and_the_capability(preferen
     spec = replace(TEXT, kv_cache_dtype="float8_e4m3fn")
     with pytest.raises(AttentionBackendError) as caught:
         select(spec, Platform.fake("cuda", (8, 6), importable={"triton": "3.6.0"}), preference, False)
-    assert reasons_for(caught.value, "triton") == [
-        "kv_dtype: float8_e4m3fn needs compute capability 8.9, has 8.6",
-        "kernels: not in this version",
-    ]
+    assert reasons_for(caught.value, "triton") == ["kv_dtype: float8_e4m3fn needs compute capability 8.9, has 8.6"]
     assert "float8_e4m3fn" in str(caught.value)
     assert "8.6" in str(caught.value)
 
 
-def test_19_fp8_kv_is_no_obstacle_to_triton_from_sm89() -> None:
+def test_19_fp8_kv_is_taken_from_sm89() -> None:
+    decision = select(replace(TEXT, kv_cache_dtype="float8_e4m3fn"), Platform.fake("cuda", (8, 9)), NONE, False)
+    assert decision.backend == "triton"
+
+
+@pytest.mark.parametrize(("capability", "keys"), [((8, 6), 32), ((8, 0), 64)])
+def test_17_a_tile_is_shrunk_to_the_shared_memory(capability: tuple[int, int], keys: int) -> None:
+    spec, platform = replace(HALF, head_dim=256), Platform.fake("cuda", capability)
+    assert select(spec, platform, chosen("triton"), False).backend == "triton"
+    tile = tiles_of(spec, platform)[0]
+    assert isinstance(tile, Tile)
+    assert tile.block_n == keys
+    assert tile.shared_memory <= platform.shared_memory
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_17_where_no_tile_fits_the_refusal_has_the_numbers(role: Role) -> None:
+    platform = Platform.fake("cuda", (8, 0), shared_memory_bytes=16_384)
     with pytest.raises(AttentionBackendError) as caught:
-        select(replace(TEXT, kv_cache_dtype="float8_e4m3fn"), Platform.fake("cuda", (8, 9)), NONE, False)
-    assert reasons_for(caught.value, "triton") == ["kernels: not in this version"]
+        select(replace(HALF, role=role, head_dim=256), platform, chosen("triton"), False)
+    (reason, *_) = reasons_for(caught.value, "triton")
+    assert re.fullmatch(r"shared_memory: needs \d+, has 16384", reason)
+    assert "These would work:" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("backend", "capability"), [("triton", (8, 6)), ("triton", (8, 0)), ("torch_efficient", (7, 5))]
-)
-def test_17_backends_whose_kernels_are_not_here_are_refused_also_when_configured(
-    backend: str, capability: tuple[int, int]
-) -> None:
-    spec = replace(VIT, head_dim=256, dtype="float16")
-    with pytest.raises(AttentionBackendError, match="kernels: not in this version"):
-        select(spec, Platform.fake("cuda", capability), chosen(backend), False)
+def test_17_float32_of_512_does_not_fit_turing() -> None:
+    spec = replace(TEXT, head_dim=512, dtype="float32")
+    with pytest.raises(AttentionBackendError, match=r"shared_memory: needs 66624, has 65536"):
+        select(spec, Platform.fake("cuda", (7, 5)), chosen("triton"), False)
+
+
+def test_a_triton_that_is_too_old_is_refused() -> None:
+    platform = Platform.fake("cuda", (8, 0), importable={"triton": "3.5.1"})
+    with pytest.raises(AttentionBackendError, match=r"version: 3\.5\.1 < 3\.6"):
+        select(TEXT, platform, chosen("triton"), False)
 
 
 # Rule 1: explicit
@@ -203,7 +228,7 @@ def test_a_configured_backend_that_cannot_run_there_is_an_error_and_not_a_fallba
     with pytest.raises(AttentionBackendError) as caught:
         select(replace(VIT, dtype="float16"), platform, chosen(backend), True)
     assert reasons_for(caught.value, backend) == [f"platform: {kind} is not among cuda"]
-    assert platform.providers.asked == ()
+    assert asked(platform) == ()
 
 
 def test_a_configured_package_that_is_missing_says_what_to_install() -> None:
@@ -217,7 +242,7 @@ def test_a_configured_package_that_is_missing_says_what_to_install() -> None:
 
 def test_a_refusal_names_only_backends_that_would_work() -> None:
     spec = replace(VIT, features=frozenset({"varlen", "softcap"}))
-    with pytest.raises(AttentionBackendError, match=r"feature:softcap\nThese would work: sdpa\.$"):
+    with pytest.raises(AttentionBackendError, match=r"feature:softcap\nThese would work: triton, sdpa\.$"):
         select(spec, Platform.fake("cuda", (8, 0), importable=FA2), chosen("torch_varlen"), False)
     spans = replace(VIT, features=frozenset({"varlen", "image_spans"}))
     with pytest.raises(
@@ -241,7 +266,7 @@ def test_a_model_that_does_not_opt_in_never_has_a_package_imported(role: Role, k
         kind, importable={"flash_attn": "2.8.3", "flash_attn.cute": "4.0.0", "fa3_fwd_interface": "0.0.3"}
     )
     select(replace(VIT, role=role, dtype="float16"), platform, NONE, False)
-    assert platform.providers.asked == ()
+    assert asked(platform) == ()
 
 
 ALL_FLASH = {
@@ -357,7 +382,7 @@ def test_every_role_has_one_row_on_every_platform() -> None:
             have = platform.capability or (0, 0)
             rows = [r for r in ROWS if r.role == role and r.kind == platform.kind and r.low <= have < r.high]
             assert rows == [default_row(role, platform)]
-            assert rows[0].backends[-1] == "sdpa"
+            assert "sdpa" in rows[0].backends
             assert set(rows[0].backends) <= set(BACKENDS)
 
 
@@ -371,7 +396,7 @@ def test_a_default_row_that_leaves_nothing_is_an_error_with_every_reason() -> No
         select(spec, Platform.fake("cuda", (8, 0)), NONE, False)
     assert [(r.backend, r.reason) for r in caught.value.rejected] == [
         ("torch_varlen", "feature:image_spans"),
-        ("triton", "kernels: not in this version"),
+        ("triton", "feature:image_spans (of a decoder's prompt only)"),
         ("sdpa", "feature:image_spans"),
     ]
 
@@ -409,7 +434,7 @@ def test_every_declaration_answers_to_its_name_and_refuses_in_typed_reasons() ->
         "head_dim:",
         "heads:",
         "feature:",
-        "kernels:",
+        "shared_memory:",
         "version:",
         "import:",
     )

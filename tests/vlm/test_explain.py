@@ -82,7 +82,7 @@ def test_a_refused_setting_exits_2_with_the_error_as_json() -> None:
     assert list(out) == ["error"]
     assert out["error"]["type"] == "AttentionBackendError"
     assert out["error"]["rejected"] == [{"backend": "flash_attn", "reason": "capability: 7.5 < 8.0"}]
-    assert "These would work: sdpa" in out["error"]["message"]
+    assert "These would work: torch_efficient, triton, sdpa" in out["error"]["message"]
 
 
 def test_a_refused_setting_for_people_is_on_stderr() -> None:
@@ -126,13 +126,13 @@ def test_a_package_that_breaks_on_import() -> None:
 def test_the_opt_in_is_inert_elsewhere(arguments: tuple[str, ...]) -> None:
     out = asked(*VIT, *arguments, *FA2, "--upstream-fa")
     kind = "xpu" if "xpu" in arguments else "rocm"
-    assert out["backend"] == "sdpa"
+    assert out["backend"] == ("sdpa" if kind == "xpu" else "triton")
     assert f"upstream_fa has no effect on {kind}" in out["reasons"]
 
 
 def test_bf16_on_turing_becomes_fp16_and_says_so() -> None:
     out = asked(*VIT, "--platform", "cuda", "--capability", "7.5")
-    assert out["backend"] == "sdpa"
+    assert out["backend"] == "torch_efficient"
     assert "using float16" in out["reasons"][0]
 
 
@@ -149,8 +149,17 @@ def test_for_people() -> None:
     text = run("--role", "decoder", "--kv-heads", "2", *A100)
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[0] == "decoder, bfloat16, head_dim 64, heads 16/2, on cuda 8.0"
-    assert lines[1:4] == ["  backend   torch_varlen", "  provider  torch 2.11.0", "  source    default"]
-    assert lines[-1] == "  not taken triton  kernels: not in this version"
+    assert lines[1:4] == ["  backend   triton", "  provider  triton", "  source    default"]
+    assert lines[-1] == "  because   default row for decoder on cuda 8.0: triton, torch_varlen, sdpa"
+    text = run("--role", "encoder", "--needs", "varlen,softcap", *A100)
+    assert text.splitlines()[-1].rstrip() == "  not taken torch_varlen  feature:softcap"
+
+
+def test_a_decoder_on_turing_takes_triton() -> None:
+    out = asked(
+        "--platform", "cuda", "--capability", "7.5", "--role", "decoder", "--head-dim", "128", "--kv-heads", "4"
+    )
+    assert out["backend"] == "triton"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +250,7 @@ def test_a_model_has_one_answer_a_layer_group(qwen: str) -> None:
     assert got == {
         "vision.full": ("flash_attn", "upgrade"),
         "vision.window": ("torch_varlen", "default"),
-        "text": ("torch_varlen", "default"),
+        "text": ("triton", "default"),
     }
 
 
