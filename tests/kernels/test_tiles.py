@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from vlm.kernels import tiles
 from vlm.kernels.tiles import (
     COMPILED_FOR,
     FP8,
@@ -41,6 +42,21 @@ def test_what_is_chosen_fits(gpu: str, configuration: Configuration) -> None:
     assert sum(tile.head) >= configuration.head_dim
     assert all(n & (n - 1) == 0 for n in (tile.block_m, tile.block_n, tile.num_warps, *tile.head))
     assert tile.dot is (configuration.use != "decode" or tile.block_m >= 16)
+
+
+def test_every_rung_is_chosen_on_some_gpu() -> None:
+    """No tile stands in a ladder that is never compiled: its shared memory would be a guess."""
+    chosen = {
+        (t.block_m, t.block_n, t.num_warps, t.shared_memory)
+        for machine in COMPILED_FOR.values()
+        for c in configurations(machine)
+        if isinstance(t := c.tile, Tile) and t.kernel == "flash"
+    }
+    for ladders in (tiles.FLASH_16, tiles.FLASH_SHORT_16, tiles.FLASH_32):
+        for name, ladder in ladders.items():
+            for width, rungs in ladder.items():
+                for rung in rungs:
+                    assert (rung.block_m, rung.block_n, rung.num_warps, rung.shared) in chosen, (name, width, rung)
 
 
 def test_all_that_is_refused_is_named() -> None:
