@@ -134,8 +134,12 @@ def test_variants_of_the_config_match_transformers(model_type, change, tmp_path)
         ("vision", "sdpa"),
         ("vision", "torch_varlen"),
         ("vision", "flash_attn"),
+        ("vision", "triton"),
+        ("vision", "torch_efficient"),
         ("text", "sdpa"),
         ("text", "torch_varlen"),
+        ("text", "triton"),
+        ("text", "torch_efficient"),
     ],
 )
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "smolvlm"])
