@@ -7,7 +7,7 @@
 
 Prints the hardware, the versions, the limits measured in this run (a large bf16 matrix product, a large copy), and one
 line a shape and provider: milliseconds (median), TFLOP/s or GB/s of keys and values, the fraction of the limit, and the
-time of the best other provider over ours. Our output is checked against another provider's before it is timed.
+time of the best other provider over ours. Outputs that disagree are said to, and not timed.
 Peers that read no block table are given packed keys and are not charged for packing them.
 """
 
@@ -247,8 +247,9 @@ def lines(work: Work, limit: dict[str, float]) -> Iterator[Line]:
         except RuntimeError as error:
             print(f"  {work.shape}: {provider} does not run: {str(error).splitlines()[0]}")
             continue
-        if provider.startswith(OURS):
-            torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+        if not torch.allclose(out, expected, atol=2e-2, rtol=2e-2):
+            print(f"  {work.shape}: {provider} is WRONG by {float((out - expected).abs().max()):.3g}: not timed")
+            continue
         ms = milliseconds(run)
         rate = work.amount / ms / scaling
         yield Line(work.group, work.shape, provider, ms, rate, work.unit, rate / limit[work.unit])
