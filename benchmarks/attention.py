@@ -7,7 +7,7 @@
 
 Prints the hardware, the versions, the limits measured in this run (a large bf16 matrix product, a large copy), and one
 line a shape and provider: milliseconds (median), TFLOP/s or GB/s of keys and values, the fraction of the limit, and the
-time of the best other provider over ours. Outputs that disagree are said to, and not timed.
+time of the best other provider over ours. An output that is not torch_varlen's is named, not timed.
 Peers that read no block table are given packed keys and are not charged for packing them.
 """
 
