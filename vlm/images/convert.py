@@ -54,7 +54,8 @@ def upright_size(picture: pil.Image) -> tuple[int, int]:
 
 def colour_key_depth(picture: pil.Image) -> int:
     """Bits a sample in the file, for a picture that is not decoded yet; a PNG colour key is written at that depth."""
-    args = picture.tile[0][3] if getattr(picture, "tile", None) else ""
+    tiles = getattr(picture, "tile", None)  # only a picture that came from a file has them
+    args = tiles[0][3] if tiles else ""
     return {"L;2": 2, "L;4": 4, "RGB;16B": 16}.get(args, 8) if isinstance(args, str) else 8
 
 
@@ -114,7 +115,7 @@ def _apply_colour_key(picture: pil.Image, key: int | tuple[int, ...], depth: int
 
 
 def _composite(rgba: pil.Image, background: tuple[int, int, int]) -> pil.Image:
-    if rgba.getextrema()[3] == (255, 255):
+    if rgba.getchannel("A").getextrema() == (255, 255):
         return rgba.convert("RGB")
     canvas = pil.new("RGBA", rgba.size, (*background, 255))
     canvas.alpha_composite(rgba)

@@ -25,7 +25,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Compressed answers could unpack to any size, and pictures gain nothing from them.
-_HEADERS = {"user-agent": "vlm-runtime", "accept": "image/*,*/*;q=0.5", "accept-encoding": "identity"}
+_HEADERS: dict[bytes | str, bytes | str] = {
+    "user-agent": "vlm-runtime",
+    "accept": "image/*,*/*;q=0.5",
+    "accept-encoding": "identity",
+}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
