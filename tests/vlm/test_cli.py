@@ -304,3 +304,33 @@ def test_a_reader_that_leaves_is_no_error(tiny: Any, tmp_path: Path, picture: An
         err = process.stderr.read()
     assert process.returncode == 141
     assert err == ""
+
+
+def test_an_error_of_our_own_is_one_line_too(vlm: Command, album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **settings: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("vlm.cli.caption.load_vlm", fail)
+    got = vlm("caption", album, *QUICK)
+    assert got.status == 2
+    assert got.err == "error: ZeroDivisionError: a bug (vlm --debug shows where)\n"
+    with pytest.raises(ZeroDivisionError):
+        run(["--debug", "caption", str(album)])
+
+
+def test_waiting_threads_do_not_spin() -> None:
+    """Set before torch loads OpenMP, and only where nothing is set."""
+    code = """if True:
+        import os, sys, vlm.cli
+        sys.argv = ["vlm", "--version"]
+        try:
+            vlm.cli.main()
+        except SystemExit:
+            print(os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
+    """
+    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        environ = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | given
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == f"{expected} False"

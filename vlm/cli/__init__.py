@@ -6,6 +6,7 @@ done, 1 some inputs failed, 2 nothing could be done, 130 interrupted, 141 the re
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -77,7 +78,7 @@ def run(args: list[str]) -> int:
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
             return int(error.exit_code)
-        raise
+        return _failed(error, f"{type(error).__name__}: {error} (vlm --debug shows where)", state.debug)
 
 
 def _failed(error: Exception, message: str, debug: bool) -> int:
@@ -88,4 +89,7 @@ def _failed(error: Exception, message: str, debug: bool) -> int:
 
 
 def main() -> None:
+    # Threads that spin while they wait for each other take the core from the one that works, on a machine that is
+    # busy otherwise: a decode step was measured at ten times its duration. OpenMP reads this when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(run(sys.argv[1:]))
