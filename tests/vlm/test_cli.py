@@ -310,7 +310,7 @@ def test_an_error_of_our_own_is_one_line_too(vlm: Command, album: Path, monkeypa
     def fail(*args: object, **settings: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("vlm.cli.caption.load_vlm", fail)
+    monkeypatch.setattr(sys.modules["vlm.cli.caption"], "load_vlm", fail)
     got = vlm("caption", album, *QUICK)
     assert got.status == 2
     assert got.err == "error: ZeroDivisionError: a bug (vlm --debug shows where)\n"
