@@ -112,15 +112,21 @@ def test_sentencepiece_style_tokenizers_keep_their_spaces(tmp_path: Path) -> Non
     assert "".join(decoder.push([i]) for i in ids) + decoder.flush() == text.strip()
 
 
-def test_tokens_that_the_config_calls_special_are(folder: Path, tmp_path: Path) -> None:
+def test_tokens_that_a_config_calls_special_are(folder: Path, tmp_path: Path) -> None:
     data = json.loads((folder / "tokenizer.json").read_text())
     for token in data["added_tokens"]:
         token["special"] = token["content"] != "<image>"
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     image = load_tokenizer(folder).token_id("<image>")
     assert image not in load_tokenizer(tmp_path).special_ids
-    for config in ({"image_token": "<image>"}, {"extra_special_tokens": {"image_token": "<image>"}}):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, config in (
+        ("tokenizer_config.json", {"image_token": "<image>"}),
+        ("tokenizer_config.json", {"extra_special_tokens": {"image_token": "<image>"}}),
+        ("tokenizer_config.json", {"additional_special_tokens": [{"content": "<image>"}]}),
+        ("config.json", {"image_token_id": image}),
+    ):
+        (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+        (tmp_path / name).write_text(json.dumps(config))
         loaded = load_tokenizer(tmp_path)
         assert loaded.special_tokens["<image>"] == image
         assert image not in loaded.encode_plain("<image>")

@@ -120,9 +120,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = _converted(folder)
     backend.no_padding()
     backend.no_truncation()
-    # A token that tokenizer_config.json names as special is one, whatever tokenizer.json says, as in transformers.
-    missing = [text for text in _listed_specials(folder) if backend.token_to_id(text) is not None]
-    backend.add_special_tokens([t for t in missing if not _is_special(backend, t)])
+    # Tokens that the configs name as special are, whatever tokenizer.json says: a user could spell the others.
+    named = [*_listed_specials(folder), *_picture_tokens(folder, backend)]
+    known = [text for text in named if backend.token_to_id(text) is not None]
+    backend.add_special_tokens([text for text in known if not _is_special(backend, text)])
     special = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
     return Tokenizer(backend, special)
 
@@ -176,3 +177,11 @@ def _listed_specials(folder: Path) -> list[str]:
         listed += list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, list) else []
     texts = [*special_token_names(folder).values(), *map(_text_of, listed)]
     return [text for text in dict.fromkeys(texts) if text]
+
+
+def _picture_tokens(folder: Path, backend: tokenizers.Tokenizer) -> list[str]:
+    """The texts of image_token_id, image_token_index, video_token_id, vision_start_token_id and so on of config.json."""
+    config = read_json(folder / "config.json")
+    kinds = ("image", "video", "vision")
+    ids = [i for name, i in config.items() if name.startswith(kinds) and name.endswith(("_token_id", "_token_index"))]
+    return [text for i in ids if isinstance(i, int) and (text := backend.id_to_token(i))]
