@@ -180,7 +180,7 @@ def _listed_specials(folder: Path) -> list[str]:
 
 
 def _picture_tokens(folder: Path, backend: tokenizers.Tokenizer) -> list[str]:
-    """The texts of image_token_id, image_token_index, video_token_id, vision_start_token_id and so on of config.json."""
+    """The texts of image_token_id, image_token_index, vision_start_token_id and so on of config.json."""
     config = read_json(folder / "config.json")
     kinds = ("image", "video", "vision")
     ids = [i for name, i in config.items() if name.startswith(kinds) and name.endswith(("_token_id", "_token_index"))]
