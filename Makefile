@@ -45,7 +45,7 @@ lint: $(READY)
 types: $(READY)
 	@rm -rf build
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/types .
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p vlm
+	cd build/types && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p vlm
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

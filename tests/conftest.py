@@ -1,7 +1,7 @@
 """Shared fixtures: the device that a parity test runs on, and the skip of GPU tests where there is no GPU.
 
 The repository root must not be on sys.path: transformers looks for a package called `kernels` and would execute our
-folder of that name. pytest runs in importlib mode for that reason, and with `python -P`; what is left is taken off here.
+folder of that name. pytest runs in importlib mode for that reason, and with `python -P`; what is left is dropped here.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one generated position: of the token taken, and of the most likely ones (token id -> logprob)."""
+    """Log-probabilities at one position: of the token taken, and of the most likely ones (token id -> logprob)."""
 
     token_id: int
     logprob: float
@@ -42,6 +42,7 @@ class Output:
         index: position of the input in what the caller passed.
         text: the answer, "" when `error` is set. token_ids: generated ids, the stop token included.
         image_sizes: (width, height) of each image as the model saw it, after resizing.
+        source_sizes: (width, height) of each image as it came, upright.
         logprobs: one entry a generated token where SamplingParams.logprobs asked for it, else None.
         error: the exception of a failed input, else None.
     """
@@ -55,6 +56,7 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: BaseException | None = None
     metrics: Metrics = Metrics()
+    source_sizes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,4 @@
-"""Time and memory: admission, scheduling, the paged KV cache, sampling. Knows token ids, features and budgets."""
+"""Scheduling, the paged KV cache, sampling and the model step.
+
+Knows token ids, features and budgets; no pictures, no templates, no file names.
+"""

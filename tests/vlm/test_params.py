@@ -1,0 +1,116 @@
+"""Sampling parameters: what is refused, and what None comes to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from vlm.errors import PromptError, UnsupportedModelError
+from vlm.params import CHAT_MAX_TOKENS, ResolvedParams, SamplingParams, resolve
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(PromptError, match=r"'temprature'; known: temperature, top_p"):
+        SamplingParams(temprature=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("max_tokens", 0),
+        ("max_tokens", 2.0),
+        ("max_tokens", True),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", [3]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["</s>"]),
+        ("seed", -1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("logprobs", -1),
+        ("logprobs", 101),
+        ("repetition_limit", 1),
+        ("n", 0),
+    ],
+)
+def test_a_value_outside_its_range_is_named(name: str, value: Any) -> None:
+    with pytest.raises(PromptError, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("n", 2), ("json_schema", {"type": "object"}), ("regex", "a+")])
+def test_what_is_not_served_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match="not served by this version"):
+        SamplingParams(**{name: value})
+
+
+def test_values_are_frozen_and_replaceable() -> None:
+    params = SamplingParams(temperature=0.5, stop="x")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.temperature = 1.0  # type: ignore[misc]
+    assert dataclasses.replace(params, top_k=3) == SamplingParams(temperature=0.5, stop="x", top_k=3)
+
+
+def test_without_any_setting_a_model_is_greedy() -> None:
+    assert resolve(None, {}) == ResolvedParams(max_tokens=CHAT_MAX_TOKENS)
+    assert resolve(None, {"temperature": 0.7, "top_p": 0.9}).greedy  # do_sample is what counts
+
+
+def test_the_models_own_settings_fill_the_gaps() -> None:
+    config = {
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 20,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 33,
+        "eos_token_id": [7, 8],
+    }
+    got = resolve(SamplingParams(top_k=5), config)
+    assert (got.temperature, got.top_p, got.top_k, got.repetition_penalty, got.max_tokens) == (0.7, 0.8, 5, 1.05, 33)
+    assert got.stop_token_ids == {7, 8}
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, 1e-6])
+def test_a_temperature_of_nothing_is_greedy(temperature: float) -> None:
+    assert resolve(SamplingParams(temperature=temperature), {"do_sample": True}).greedy
+
+
+def test_asking_for_a_filter_is_asking_to_sample() -> None:
+    assert resolve(SamplingParams(top_p=0.9), {}).temperature == 1.0
+    assert resolve(SamplingParams(top_p=0.9, temperature=0), {}).greedy
+
+
+def test_top_k_off_in_either_spelling() -> None:
+    assert resolve(SamplingParams(top_k=-1), {"top_k": 50}).top_k == 0
+    assert resolve(SamplingParams(top_k=0), {"top_k": 50}).top_k == 0
+
+
+def test_stop_ids_join_and_eos_can_be_ignored() -> None:
+    config = {"eos_token_id": 2}
+    assert resolve(SamplingParams(stop_token_ids=[5]), config).stop_token_ids == {2, 5}
+    assert resolve(SamplingParams(stop_token_ids=[5], ignore_eos=True), config).stop_token_ids == {5}
+
+
+def test_stop_takes_one_string_or_several() -> None:
+    assert resolve(SamplingParams(stop="ab"), {}).stop == ("ab",)
+    assert resolve(SamplingParams(stop=["a", "b"]), {}).stop == ("a", "b")
+
+
+def test_params_of_another_type_are_refused() -> None:
+    with pytest.raises(PromptError, match="SamplingParams, got dict"):
+        resolve({"temperature": 1.0}, {})  # type: ignore[arg-type]

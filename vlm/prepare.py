@@ -1,0 +1,100 @@
+"""From a conversation to a request that the engine can run: pictures decoded, prompt expanded, positions computed.
+
+Used from many threads at once: everything here is read-only once made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlm.engine.request import Request
+from vlm.families.base import Family, ImageProcessor
+from vlm.images import load_image, read_size
+from vlm.outputs import Usage
+from vlm.params import CHAT_MAX_TOKENS, ResolvedParams, SamplingParams, resolve
+from vlm.prompt.builder import PromptBuilder
+from vlm.prompt.messages import parse_messages
+from vlm.prompt.tokenizer import Tokenizer
+
+DEFAULT_PROMPT = "Describe this image."
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A request, and what its output says of its pictures: (width, height) as the model sees them and as they came."""
+
+    request: Request
+    image_sizes: tuple[tuple[int, int], ...]
+    source_sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the preprocessed pictures hold."""
+        return sum(image.pixels.nbytes for image in self.request.images)
+
+
+@dataclass(frozen=True, eq=False)
+class Preparer:
+    """Everything of a model that a request is made with.
+
+    Attributes:
+        generation_config: the checkpoint's, its end-of-sequence ids filled in.
+        check_length: raises ContextLengthError for a number of prompt tokens that can never run.
+    """
+
+    family: Family
+    config: Any
+    tokenizer: Tokenizer
+    processor: ImageProcessor
+    builder: PromptBuilder
+    generation_config: Mapping[str, Any]
+    check_length: Callable[[int], None]
+
+    def resolve(self, params: SamplingParams | None, default_max_tokens: int = CHAT_MAX_TOKENS) -> ResolvedParams:
+        """Parameters without gaps; a stop string that spells a special token stops at the token's id."""
+        resolved = resolve(params, self.generation_config, default_max_tokens=default_max_tokens)
+        spelled = {text: self.tokenizer.token_id(text) for text in resolved.stop}
+        special = {i for i in spelled.values() if i is not None and i in self.tokenizer.special_ids}
+        if not special:
+            return resolved
+        stop = tuple(text for text in resolved.stop if spelled[text] not in special)
+        return replace(resolved, stop=stop, stop_token_ids=resolved.stop_token_ids | special)
+
+    def prepare(self, request_id: int, messages: Messages, params: ResolvedParams) -> Prepared:
+        """Decode, plan, expand, check, preprocess: a prompt that is too long is refused before its pixels are made."""
+        arrival = time.perf_counter()
+        parsed = parse_messages(messages)
+        pictures = [load_image(source) for source in self.builder.images(parsed)]
+        plans = [self.processor.plan(*picture.image.size) for picture in pictures]
+        prompt = self.builder.build(parsed, plans)
+        self.check_length(len(prompt.token_ids))
+        positions, next_position = self.family.positions(prompt.token_ids, plans, self.config)
+        request = Request(
+            id=request_id,
+            token_ids=tuple(prompt.token_ids),
+            positions=positions,
+            next_position=next_position,
+            params=params,
+            images=tuple(self.processor(picture.image) for picture in pictures),
+            num_image_tokens=prompt.image_tokens,
+            arrival=arrival,
+        )
+        return Prepared(request, tuple(plan.size for plan in plans), tuple(p.original_size for p in pictures))
+
+    def count(self, messages: Messages) -> Usage:
+        """Tokens of a prompt; pictures are read no further than their header."""
+        parsed = parse_messages(messages)
+        plans = [self.processor.plan(*read_size(source)) for source in self.builder.images(parsed)]
+        prompt = self.builder.build(parsed, plans)
+        return Usage(prompt_tokens=len(prompt.token_ids), image_tokens=prompt.image_tokens)
+
+
+def caption_messages(image: Any, prompt: str | None) -> Messages:
+    """The conversation that asks for a caption of one image."""
+    text = DEFAULT_PROMPT if prompt is None else prompt
+    return [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": text}]}]
