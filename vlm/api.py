@@ -41,7 +41,8 @@ class VLM:
             never replaced.
         max_model_len: most tokens of prompt and answer together; None: what the model was trained for.
         max_pixels: cap on the pixels of a picture after resizing; None: the checkpoint's own.
-        max_batch_tokens: prompt tokens that run in one step. A longer prompt is not split yet: it has a step to itself.
+        max_batch_tokens: tokens that run in one step: one of each answer that goes on, and prompts with what is left. A
+            longer prompt runs in chunks. No more requests than this run at once.
         gpu_memory_fraction: share of the GPU that weights, cache and work may take together.
         seed: where sampled requests without a seed of their own get theirs.
         enable_prefix_cache: accepted; this version keeps no prefix cache, so either value gives the same answers

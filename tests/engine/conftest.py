@@ -129,8 +129,17 @@ def make_request(
     )
 
 
+def expected(request: Request, count: int) -> list[int]:
+    """What the model answers, computed without an engine."""
+    values, features = [], iter([int(i.pixels[0]) for i in request.images for _ in range(i.plan.num_tokens)])
+    for token_id in request.token_ids:
+        values.append(next(features) if token_id == IMAGE_TOKEN else token_id)
+    positions = request.positions.reshape(-1, len(values))[-1].tolist()
+    return FakeModel.expected(values, positions, request.next_position, count)
+
+
 def make_engine(model: FakeModel | None = None, **changes: Any) -> Engine:
-    limits = {"max_num_seqs": 8, "max_batch_tokens": 64, "max_image_values": 100, "max_prefill_streak": 4}
+    limits = {"max_num_seqs": 8, "max_batch_tokens": 64, "max_image_values": 100}
     limits |= {name: changes.pop(name) for name in list(changes) if name in limits}
     config: dict[str, Any] = {
         "max_model_len": 64,
@@ -163,7 +172,7 @@ def collect(events: Iterable[Event], into: dict[int, SimpleNamespace]) -> None:
             answer.last = event
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake() -> SimpleNamespace:
     """The helpers of this file, for test modules that cannot import it."""
     return SimpleNamespace(
@@ -174,6 +183,7 @@ def fake() -> SimpleNamespace:
         image=image,
         run=run,
         collect=collect,
+        expected=expected,
         VOCAB=VOCAB,
         IMAGE_TOKEN=IMAGE_TOKEN,
     )

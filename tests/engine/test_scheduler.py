@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,15 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm.engine.blocks import BlockManager
+from vlm.engine.image_rows import ImageRows
 from vlm.engine.request import Request, Sequence
 from vlm.engine.scheduler import Limits, Scheduler, Step
 
 
-def sequence(id: int, prompt: int, image_values: int = 0) -> Sequence:
+def sequence(id: int, prompt: int, image_values: int = 0, image_tokens: int = 1) -> Sequence:
+    """A prompt that begins with an image where it has `image_values`."""
     pixels = SimpleNamespace(numel=lambda: image_values)
     images = (SimpleNamespace(pixels=pixels),) if image_values else ()
     request = Request(id, tuple(range(prompt)), cast(Any, None), prompt, cast(Any, None), cast(Any, images))
-    return Sequence(request, 0, cast(Any, None))
+    rows = ImageRows(tuple(range(image_tokens)), (0, image_tokens)) if image_values else ImageRows()
+    return Sequence(request, 0, cast(Any, None), image_rows=rows)
 
 
 def scheduler(num_blocks: int = 100, block_size: int = 4, **limits: int) -> Scheduler:
@@ -27,34 +31,96 @@ def scheduler(num_blocks: int = 100, block_size: int = 4, **limits: int) -> Sche
 
 def ids(step: Step | None) -> list[int]:
     assert step is not None
-    return [s.id for s in step.sequences]
+    return [run.sequence.id for run in step.runs]
+
+
+def counts(step: Step | None) -> dict[int, int]:
+    """Tokens that each sequence of a step runs."""
+    assert step is not None
+    return {run.sequence.id: run.count for run in step.runs}
 
 
 def take(step: Step | None, scheduler: Scheduler) -> Step:
-    """Run a step: every sequence of it gets a token."""
+    """Run a step: images are encoded, and every sequence whose prompt is through gets a token."""
     assert step is not None
-    scheduler.advance(step)
-    for s in step.sequences:
-        s.output_ids.append(0)
+    for run in step.runs:
+        samples = run.samples
+        for piece in run.sequence.image_rows.pieces(run.start, run.stop):
+            run.sequence.features[piece.image] = cast(Any, "features")
+        scheduler.advance(run)
+        if samples:
+            run.sequence.output_ids.append(0)
     return step
 
 
 def test_prompts_are_taken_in_order_up_to_the_token_budget() -> None:
     s = scheduler(max_batch_tokens=10)
-    for i, length in enumerate([4, 6, 1, 30, 2]):
+    for i, length in enumerate([4, 6, 1]):
         s.add(sequence(i, length))
     assert ids(take(s.schedule(), s)) == [0, 1]
-    assert ids(take(s.schedule(), s)) == [2]  # 3 does not fit beside it, and 4 does not overtake 3
-    assert ids(take(s.schedule(), s)) == [3]  # longer than the budget: alone
-    assert ids(take(s.schedule(), s)) == [4]
+    assert counts(take(s.schedule(), s)) == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_long_prompt_runs_in_chunks_and_nobody_overtakes_it() -> None:
+    s = scheduler(max_batch_tokens=10)
+    for i, length in enumerate([4, 30, 2]):
+        s.add(sequence(i, length))
+    assert counts(take(s.schedule(), s)) == {0: 4, 1: 6}
+    assert counts(take(s.schedule(), s)) == {0: 1, 1: 9}
+    assert counts(take(s.schedule(), s)) == {0: 1, 1: 9}
+    assert counts(take(s.schedule(), s)) == {0: 1, 1: 6, 2: 2}
+    assert [counts(take(s.schedule(), s)) for _ in range(2)] == [{0: 1, 1: 1, 2: 1}] * 2
+
+
+def test_answers_go_on_while_a_long_prompt_runs() -> None:
+    s = scheduler(num_blocks=1000, max_batch_tokens=8)
+    answering = [sequence(i, 1) for i in range(3)]
+    for x in answering:
+        s.add(x)
+    take(s.schedule(), s)
+    s.add(sequence(9, 500))
+    for _ in range(100):
+        assert counts(take(s.schedule(), s)) == {0: 1, 1: 1, 2: 1, 9: 5}
+    assert not take(s.schedule(), s).is_prefill
+
+
+def test_a_budget_below_the_number_of_sequences_leaves_a_token_for_each() -> None:
+    s = scheduler(max_batch_tokens=3, max_num_seqs=8)
+    for i in range(5):
+        s.add(sequence(i, 2))
+    for _ in range(20):
+        step = take(s.schedule(), s)
+        assert sum(run.count for run in step.runs) <= 3
+    assert [len(x.output_ids) > 10 for x in s.running] == [True] * 3
+    assert len(s.waiting) == 2
 
 
 def test_large_images_have_a_budget_of_their_own() -> None:
     s = scheduler(max_image_values=100)
     for i, values in enumerate([60, 40, 1, 500, 0]):
         s.add(sequence(i, 2, values))
-    assert [ids(take(s.schedule(), s)) for _ in range(4)] == [[0, 1], [2], [3], [4]]
-    assert not s.waiting
+    new = [{i for i, n in counts(take(s.schedule(), s)).items() if n > 1} for _ in range(4)]
+    assert new == [{0, 1}, {2}, {3, 4}, set()]  # an image beyond the budget is alone in its step; text is not held up
+
+
+def test_the_images_of_one_prompt_are_spread_over_steps() -> None:
+    s = scheduler(max_image_values=100)
+    x = sequence(0, 12, 60)
+    images = (x.request.images[0],) * 3
+    rows = ImageRows((1, 2, 5, 6, 9, 10), (0, 2, 4, 6))
+    many = Sequence(replace(x.request, images=images), 0, cast(Any, None), image_rows=rows)
+    s.add(many)
+    assert [counts(take(s.schedule(), s))[0] for _ in range(3)] == [5, 4, 3]
+    assert not many.features  # given up as soon as their tokens have run
+
+
+def test_an_image_whose_tokens_fall_in_two_chunks_is_paid_for_once() -> None:
+    s = scheduler(max_batch_tokens=4, max_image_values=10)
+    s.add(sequence(0, 7, 10, image_tokens=6))
+    s.add(sequence(1, 2, 10))
+    assert counts(take(s.schedule(), s)) == {0: 4}
+    assert list(s.running[0].features) == [0]
+    assert counts(s.schedule()) == {0: 3, 1: 1}
 
 
 def test_running_sequences_are_limited() -> None:
@@ -64,24 +130,8 @@ def test_running_sequences_are_limited() -> None:
     assert ids(take(s.schedule(), s)) == [0, 1]
     step = take(s.schedule(), s)
     assert not step.is_prefill
-    s.remove(step.sequences[0])
-    assert ids(take(s.schedule(), s)) == [2]
-
-
-def test_decoding_is_not_starved_by_a_stream_of_prompts() -> None:
-    s = scheduler(max_batch_tokens=4, max_num_seqs=4, max_prefill_streak=2)
-    oldest = sequence(0, 2)
-    s.add(oldest)
-    take(s.schedule(), s)
-    since = 0
-    for i in range(1, 30):
-        s.add(sequence(i, 4))
-        step = take(s.schedule(), s)
-        since = 0 if oldest in step.sequences else since + 1
-        assert since <= 2
-        for other in list(step.sequences):
-            if other is not oldest:
-                s.remove(other)  # one-token answers: their slots are free again at once
+    s.remove(step.runs[0].sequence)
+    assert ids(take(s.schedule(), s)) == [1, 2]
 
 
 def test_the_youngest_gives_way_when_blocks_run_out() -> None:
@@ -99,6 +149,21 @@ def test_the_youngest_gives_way_when_blocks_run_out() -> None:
     assert s.waiting[0].new_tokens == 5  # prompt and answer so far run again
 
 
+def test_a_prompt_half_through_gives_way_too() -> None:
+    s = scheduler(num_blocks=6, block_size=2, max_batch_tokens=3)
+    old, young = sequence(0, 1), sequence(1, 8)
+    s.add(old)
+    take(s.schedule(), s)
+    s.add(young)
+    take(s.schedule(), s)
+    assert young.num_cached == 2
+    s.blocks.allocate(s.blocks.num_free)  # somebody else takes the rest
+    step = take(s.schedule(), s)
+    assert step.preempted == (young,)
+    assert ids(step) == [0]  # it does not come back in the step that sent it away
+    assert (young.num_cached, young.block_table) == (0, [])
+
+
 def test_a_preempted_sequence_comes_before_those_that_never_ran() -> None:
     s = scheduler(num_blocks=4, block_size=2, max_num_seqs=2)
     for i in range(3):
@@ -107,7 +172,7 @@ def test_a_preempted_sequence_comes_before_those_that_never_ran() -> None:
     while not (step := take(s.schedule(), s)).preempted:
         pass
     assert [w.id for w in s.waiting] == [1, 2]
-    s.remove(step.sequences[0])
+    s.remove(step.runs[0].sequence)
     assert ids(s.schedule())[0] == 1
 
 
@@ -116,7 +181,11 @@ def test_nothing_to_do_is_no_step() -> None:
 
 
 requests = st.lists(
-    st.tuples(st.integers(1, 24), st.integers(1, 20), st.sampled_from([0, 0, 7, 60, 300])), min_size=1, max_size=14
+    st.tuples(
+        st.integers(1, 24), st.integers(1, 20), st.sampled_from([0, 0, 7, 60, 300]), st.floats(0, 1, exclude_min=True)
+    ),
+    min_size=1,
+    max_size=14,
 )
 
 
@@ -127,67 +196,67 @@ requests = st.lists(
     num_blocks=st.integers(11, 40),
     max_num_seqs=st.integers(1, 6),
     max_batch_tokens=st.integers(1, 50),
-    max_prefill_streak=st.integers(1, 4),
     arrivals=st.integers(1, 4),
 )
 def test_every_request_ends_and_no_block_is_lost(
-    requests: list[tuple[int, int, int]],
+    requests: list[tuple[int, int, int, float]],
     cancels: dict[int, int],
     num_blocks: int,
     max_num_seqs: int,
     max_batch_tokens: int,
-    max_prefill_streak: int,
     arrivals: int,
 ) -> None:
-    s = scheduler(
-        num_blocks,
-        4,
-        max_num_seqs=max_num_seqs,
-        max_batch_tokens=max_batch_tokens,
-        max_prefill_streak=max_prefill_streak,
-    )
-    todo = [(sequence(i, prompt, values), answer) for i, (prompt, answer, values) in enumerate(requests)]
-    left = {seq.id: answer for seq, answer in todo}
+    s = scheduler(num_blocks, 4, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens)
+    todo = [
+        sequence(i, prompt, values, max(1, int(prompt * share)))
+        for i, (prompt, _, values, share) in enumerate(requests)
+    ]
+    left = {i: answer for i, (_, answer, _, _) in enumerate(requests)}
     alive: dict[int, Sequence] = {}
-    waits = dict.fromkeys(left, 0)
-    total = sum(prompt + answer for prompt, answer, _ in requests)
+    total = sum(prompt + answer for prompt, answer, _, _ in requests)
     for tick in range(10 * total + 50):
-        for _ in range(arrivals):
-            if todo:
-                seq, _ = todo.pop(0)
-                s.add(seq)
-                alive[seq.id] = seq
+        for seq in todo[:arrivals]:
+            s.add(seq)
+            alive[seq.id] = seq
+        del todo[:arrivals]
         for victim in [i for i, when in cancels.items() if when == tick and i in alive]:
             s.remove(alive.pop(victim))
+        decoding = [x for x in s.running if x.decoding]
         if (step := s.schedule()) is None:
             assert not alive
             if not todo:
                 break
             continue
         check_step(s, step, alive)
-        oldest = s.running[0]
-        waits[oldest.id] = 0 if oldest in step.sequences else waits[oldest.id] + 1
-        assert waits[oldest.id] <= max_prefill_streak
+        assert {x.id for x in decoding} <= {*ids(step), *(x.id for x in step.preempted)}
+        before = {i: len(x.output_ids) for i, x in alive.items()}
         take(step, s)
-        for seq in step.sequences:
-            left[seq.id] -= 1
-            if left[seq.id] == 0:
-                s.remove(alive.pop(seq.id))
+        for i in [i for i, n in before.items() if len(alive[i].output_ids) > n]:
+            left[i] -= 1
+            if left[i] == 0:
+                s.remove(alive.pop(i))
     assert not alive
     assert not todo
     assert s.blocks.num_free == num_blocks
 
 
 def check_step(s: Scheduler, step: Step, alive: dict[int, Sequence]) -> None:
-    assert step.sequences
     assert [x.id for x in s.running] == sorted(x.id for x in s.running)
     assert {x.id for x in s.running} | {x.id for x in s.waiting} == set(alive)
     assert len(s.running) <= s.limits.max_num_seqs
     held = [b for x in alive.values() for b in x.block_table]
     assert len(held) == len(set(held))
     assert len(held) + s.blocks.num_free == s.blocks.num_blocks
-    for x in step.sequences:
-        assert len(x.block_table) == s.blocks.blocks_for(x.num_tokens)
-    if step.is_prefill and len(step.sequences) > 1:
-        assert sum(x.new_tokens for x in step.sequences) <= s.limits.max_batch_tokens
-        assert sum(x.image_cost for x in step.sequences) <= s.limits.max_image_values
+    assert len(set(ids(step))) == len(step.runs)
+    assert sum(run.count for run in step.runs) <= s.limits.max_batch_tokens
+    for run in step.runs:
+        assert run.start == run.sequence.num_cached
+        assert 0 < run.count <= run.sequence.new_tokens
+        assert len(run.sequence.block_table) == s.blocks.blocks_for(run.sequence.num_tokens)
+    encoded = [
+        run.sequence.request.images[piece.image].pixels.numel()
+        for run in step.runs
+        for piece in run.sequence.image_rows.pieces(run.start, run.stop)
+        if piece.image not in run.sequence.features
+    ]
+    assert len(encoded) <= 1 or sum(encoded) <= s.limits.max_image_values

@@ -396,7 +396,7 @@ def test_the_environment_names_the_default_model(tiny: Any, monkeypatch: pytest.
         assert model.chat(ask("x"), SHORT).error is None
 
 
-def test_a_longer_prompt_than_the_step_budget_runs_alone(tiny: Any) -> None:
+def test_a_longer_prompt_than_the_step_budget_runs_in_chunks(tiny: Any) -> None:
     with VLM(tiny("smolvlm"), device="cpu", max_batch_tokens=8) as model:
         outputs = list(model.chat_many([ask("word " * 40), ask("x"), ask("y " * 30)], SHORT))
         assert all(o.error is None for o in outputs)

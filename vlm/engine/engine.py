@@ -16,9 +16,10 @@ import torch
 
 from vlm.engine.blocks import BlockManager
 from vlm.engine.cache import allocate_cache
+from vlm.engine.image_rows import ImageRows
 from vlm.engine.isolate import run_in_halves
 from vlm.engine.memory import release_cached
-from vlm.engine.request import Event, Request, Sequence
+from vlm.engine.request import Event, Request, Run, Sequence
 from vlm.engine.runner import Runner
 from vlm.engine.sampler import NO_TOKEN, Sampled, Sampler
 from vlm.engine.scheduler import Limits, Scheduler, Step
@@ -28,6 +29,8 @@ from vlm.families.base import VisionLanguageModel
 
 log = logging.getLogger(__name__)
 HASH_PRIME = 0x9E3779B97F4A7C15
+# What a run brings: a token, none yet (more of its prompt is to run), or why it failed.
+Result = Sampled | Exception | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,14 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EngineMetrics:
-    """Totals since the start, and the state now."""
+    """Totals since the start, and the state now.
+
+    Attributes:
+        prompt_tokens, completion_tokens: of prompts that ran, and of answers. images: pictures encoded.
+        prefill_steps: steps that ran prompt tokens, beside whatever was decoding. decode_steps: all others.
+        preemptions: how often a sequence gave its cache blocks back to start again later.
+        running, waiting: sequences. free_blocks: of the KV cache.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -94,9 +104,7 @@ class Engine:
         self._make_decoder = make_decoder
         caches = allocate_cache(model.kv, config.num_blocks, config.block_size, config.dtype, config.device)
         self._scheduler = Scheduler(BlockManager(config.num_blocks, config.block_size), config.limits)
-        self._runner = Runner(
-            model, caches, config.block_size, config.image_token_id, config.limits.max_image_values, config.device
-        )
+        self._runner = Runner(model, caches, config.block_size, config.limits.max_image_values, config.device)
         self._sampler = Sampler(model.vocab_size, config.banned_ids, config.limits.max_num_seqs, config.device)
         self._sequences: dict[int, Sequence] = {}
         self._totals: Counter[str] = Counter()
@@ -118,24 +126,26 @@ class Engine:
         """Admit a request, or raise ContextLengthError or PromptError with nothing left behind."""
         num_tokens = len(request.token_ids)
         self.config.check_length(num_tokens)
-        self._check_images(request)
+        image_rows = self._place_images(request)
         assert request.id not in self._sequences, f"request id {request.id} is taken"
         params = request.params
         seed = params.seed if params.seed is not None else (self.config.seed * HASH_PRIME + request.id) % (1 << 64)
         max_tokens = min(params.max_tokens, self.config.max_tokens - num_tokens)
-        sequence = Sequence(request, seed, StopChecker(params, self._make_decoder(), max_tokens))
+        checker = StopChecker(params, self._make_decoder(), max_tokens)
+        sequence = Sequence(request, seed, checker, image_rows=image_rows)
         self._scheduler.add(sequence)
         self._sequences[request.id] = sequence
         self._totals.update(requests=1)
 
-    def _check_images(self, request: Request) -> None:
-        expected = sum(image.plan.num_tokens for image in request.images)
-        found = sum(token_id == self.config.image_token_id for token_id in request.token_ids)
-        if expected != found:
+    def _place_images(self, request: Request) -> ImageRows:
+        counts = [image.plan.num_tokens for image in request.images]
+        rows = ImageRows.find(request.token_ids, self.config.image_token_id, counts)
+        if not rows.complete:
             raise PromptError(
-                f"the prompt has {found} image tokens, but its {len(request.images)} images make {expected}; "
+                f"the prompt has {len(rows.positions)} image tokens, but its {len(counts)} images make {sum(counts)}; "
                 "each image needs exactly one placeholder"
             )
+        return rows
 
     def cancel(self, request_id: int) -> Event | None:
         """End a request now, wherever it is; None when it has ended already."""
@@ -157,48 +167,67 @@ class Engine:
         results = self._run(step)
         return self._postprocess(step, results)
 
-    def _run(self, step: Step) -> list[Sampled | Exception]:
-        """One result a sequence of the step."""
+    def _run(self, step: Step) -> list[Result]:
+        """One result a run of the step."""
         for sequence in step.preempted:
             log.info("request %d gives its cache blocks back and starts again later", sequence.id)
             self._sampler.release(sequence)
         self._totals.update(
             preemptions=len(step.preempted), **{"prefill_steps" if step.is_prefill else "decode_steps": 1}
         )
-        features = self._encode(step) if step.is_prefill else {}
-        failed = {i: error for i, rows in features.items() if (error := _first_error(rows))}
-        healthy = [s for s in step.sequences if s.id not in failed]
-
-        def run(sequences: SequenceOf[Sequence]) -> list[Sampled]:
-            group = list(sequences)
-            rows = [f for s in group for f in features.get(s.id, ()) if isinstance(f, torch.Tensor)]
-            return self._sampler(self._runner.logits(group, rows), group)
-
+        failed = self._encode(step)
+        healthy = [run for run in step.runs if run.sequence.id not in failed]
         what = "running prompts" if step.is_prefill else "decoding"
-        sampled = iter(run_in_halves(run, healthy, what, lambda: release_cached(self.config.device)))
-        return [failed.get(s.id) or next(sampled) for s in step.sequences]
+        results = iter(run_in_halves(self._sample, healthy, what, lambda: release_cached(self.config.device)))
+        return [failed[run.sequence.id] if run.sequence.id in failed else next(results) for run in step.runs]
 
-    def _encode(self, step: Step) -> dict[int, list[torch.Tensor | Exception]]:
-        """Features of every image of the step, or why there are none, by request id."""
-        images = [image for s in step.sequences for image in s.request.images]
-        encoded = iter(self._runner.encode(images))
-        self._totals.update(images=len(images))
-        return {s.id: [next(encoded) for _ in s.request.images] for s in step.sequences}
+    def _sample(self, runs: SequenceOf[Run]) -> list[Sampled | None]:
+        """Run them; the token that follows each, None after a chunk that is not the prompt's last."""
+        sequences = [run.sequence for run in runs if run.samples]
+        logits = self._runner.logits(runs)
+        sampled = iter(() if logits is None else self._sampler(logits, sequences))
+        return [next(sampled) if run.samples else None for run in runs]
 
-    def _postprocess(self, step: Step, results: list[Sampled | Exception]) -> list[Event]:
-        self._scheduler.advance(step)
-        if step.is_prefill:
-            self._totals.update(prompt_tokens=sum(len(s.request.token_ids) for s in step.sequences if not s.output_ids))
-        self._totals.update(completion_tokens=sum(isinstance(r, Sampled) and r.token_id != NO_TOKEN for r in results))
-        return [self._accept(s, result) for s, result in zip(step.sequences, results, strict=True)]
+    def _encode(self, step: Step) -> dict[int, Exception]:
+        """Put the features of the step's images into their sequences; why there are none, by request id."""
+        missing = [
+            (run.sequence, piece.image)
+            for run in step.runs
+            for piece in run.sequence.image_rows.pieces(run.start, run.stop)
+            if piece.image not in run.sequence.features
+        ]
+        if not missing:
+            return {}
+        self._totals.update(images=len(missing))
+        failed: dict[int, Exception] = {}
+        encoded = self._runner.encode([sequence.request.images[image] for sequence, image in missing])
+        for (sequence, image), features in zip(missing, encoded, strict=True):
+            if isinstance(features, Exception):
+                failed.setdefault(sequence.id, features)
+            else:
+                sequence.features[image] = features
+        return failed
 
-    def _accept(self, sequence: Sequence, result: Sampled | Exception) -> Event:
-        if isinstance(result, Exception):
-            return self._fail(sequence, result)
+    def _postprocess(self, step: Step, results: list[Result]) -> list[Event]:
+        events = []
+        for run, result in zip(step.runs, results, strict=True):
+            sequence = run.sequence
+            if run.samples and not sequence.output_ids:
+                self._totals.update(prompt_tokens=len(sequence.request.token_ids))
+            if isinstance(result, Exception):
+                events.append(self._fail(sequence, result))
+                continue
+            self._scheduler.advance(run)
+            if result is not None:
+                events.append(self._accept(sequence, result))
+        return events
+
+    def _accept(self, sequence: Sequence, result: Sampled) -> Event:
         if result.token_id == NO_TOKEN:
             return self._fail(
                 sequence, VLMError(f"the model's logits are not finite in {self.config.dtype}; try dtype='float32'")
             )
+        self._totals.update(completion_tokens=1)
         if sequence.first_token_at is None:
             sequence.first_token_at = time.perf_counter()
         sequence.output_ids.append(result.token_id)
@@ -224,7 +253,3 @@ class Engine:
             time_to_first_token=None if first is None else first - arrival,
             total_time=time.perf_counter() - arrival,
         )
-
-
-def _first_error(features: list[torch.Tensor | Exception]) -> Exception | None:
-    return next((f for f in features if isinstance(f, Exception)), None)

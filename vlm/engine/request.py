@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vlm.engine.image_rows import NO_IMAGES, ImageRows
 from vlm.outputs import FinishReason, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
@@ -38,18 +39,14 @@ class Request:
     num_image_tokens: int = 0
     arrival: float = field(default_factory=time.perf_counter)
 
-    @property
-    def image_cost(self) -> int:
-        """Pixel values that the vision encoder reads: the unit of the encoder budget."""
-        return sum(image.pixels.numel() for image in self.images)
-
 
 @dataclass(eq=False)
 class Sequence:
     """A request while it is served. The scheduler owns `block_table` and `num_cached`; the engine the rest.
 
     `num_cached` tokens (prompt first, then generated) have their keys and values in the cache. A preempted sequence
-    starts again from 0 with what it generated as part of its prompt.
+    starts again from 0 with what it generated as part of its prompt. `features` holds those of the images (by number)
+    whose tokens run now: from the step that encodes an image to the one that runs its last token.
     """
 
     request: Request
@@ -59,6 +56,8 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_cached: int = 0
+    image_rows: ImageRows = NO_IMAGES
+    features: dict[int, torch.Tensor] = field(default_factory=dict)
     first_token_at: float | None = None
 
     @property
@@ -71,23 +70,48 @@ class Sequence:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that the next step has to run."""
+        """Tokens that are not in the cache yet."""
         return self.num_tokens - self.num_cached
 
     @property
-    def image_cost(self) -> int:
-        return self.request.image_cost if self.num_cached == 0 else 0
+    def decoding(self) -> bool:
+        """Whether only its last generated token is left to run."""
+        return self.new_tokens == 1 and bool(self.output_ids)
 
-    def tokens_from(self, start: int) -> SequenceOf[int]:
+    def tokens(self, start: int, stop: int) -> SequenceOf[int]:
+        """Token ids start .. stop of prompt and answer."""
         prompt = self.request.token_ids
         if start >= len(prompt):
-            return self.output_ids[start - len(prompt) :]
-        return [*prompt[start:], *self.output_ids]
+            return self.output_ids[start - len(prompt) : stop - len(prompt)]
+        return [*prompt[start:stop], *self.output_ids[: max(0, stop - len(prompt))]]
 
     @property
     def usage(self) -> Usage:
         request = self.request
         return Usage(len(request.token_ids), request.num_image_tokens, len(self.output_ids))
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a step does of one sequence: its next `count` tokens, from `start` on."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token follows: no part of the prompt is left to run."""
+        return self.stop == self.sequence.num_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it runs one generated token, as every step of an answer but the first."""
+        return self.count == 1 and self.start >= len(self.sequence.request.token_ids)
 
 
 @dataclass(frozen=True)

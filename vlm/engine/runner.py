@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as SequenceOf
+from itertools import accumulate, groupby
 
 import torch
 
 from vlm.attention.layout import LayerCache, PagedStep
 from vlm.engine.isolate import run_in_halves
 from vlm.engine.memory import release_cached
-from vlm.engine.request import Sequence
+from vlm.engine.request import Run, Sequence
 from vlm.families.base import ImageInputs, VisionLanguageModel
 
 log = logging.getLogger(__name__)
@@ -25,14 +26,12 @@ class Runner:
         model: VisionLanguageModel,
         caches: SequenceOf[LayerCache],
         block_size: int,
-        image_token_id: int | None,
         max_image_values: int,
         device: torch.device,
     ) -> None:
         self.model = model
         self.caches = caches
         self.block_size = block_size
-        self.image_token_id = image_token_id
         self.max_image_values = max_image_values
         self.device = device
 
@@ -51,36 +50,43 @@ class Runner:
             )
         return features
 
-    def logits(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor]) -> torch.Tensor:
-        """Run the new tokens of the sequences; (R, V) logits that follow the last token of each.
+    def logits(self, runs: SequenceOf[Run]) -> torch.Tensor | None:
+        """Run tokens of sequences; (R, V) logits of the rows that sample, in order, None where none does.
 
-        `features` are those of all images of the sequences whose prompt runs in this step, in order.
+        The features of the images whose tokens run are in their sequences.
         """
-        ids: list[int] = []
-        for sequence in sequences:
-            ids += sequence.tokens_from(sequence.num_cached)
-        embeds_TC = self.model.embed(torch.tensor(ids, dtype=torch.int64, device=self.device))
-        if features:
-            embeds_TC = self._splice(embeds_TC, ids, torch.cat(tuple(features)))
-        query_lens = [s.new_tokens for s in sequences]
+        ids = [token_id for run in runs for token_id in run.sequence.tokens(run.start, run.stop)]
+        embeds_TC = self._splice(self.model.embed(self._index(ids)), runs)
         step = PagedStep.build(
-            query_lens,
-            [s.num_tokens for s in sequences],
-            [s.block_table for s in sequences],
+            [run.count for run in runs],
+            [run.stop for run in runs],
+            [run.sequence.block_table for run in runs],
             self.block_size,
             self.device,
         )
-        positions = positions_of(sequences).to(self.device)
-        hidden_TC = self.model.decode(embeds_TC, positions, self.caches, step)
-        if step.decode:
-            return self.model.logits(hidden_TC)
-        return self.model.logits(hidden_TC.index_select(0, step.cu_seqlens_q[1:].long() - 1))
+        hidden_TC = self.model.decode(embeds_TC, positions_of(runs).to(self.device), self.caches, step)
+        ends = accumulate(run.count for run in runs)
+        rows = [end - 1 for run, end in zip(runs, ends, strict=True) if run.samples]
+        if not rows:
+            return None
+        return self.model.logits(hidden_TC if len(rows) == len(ids) else hidden_TC.index_select(0, self._index(rows)))
 
-    def _splice(self, embeds_TC: torch.Tensor, ids: list[int], features_FC: torch.Tensor) -> torch.Tensor:
-        rows = [row for row, token_id in enumerate(ids) if token_id == self.image_token_id]
-        assert len(rows) == features_FC.shape[0], f"{len(rows)} image tokens for {features_FC.shape[0]} features"
-        index = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        return embeds_TC.index_copy(0, index, features_FC.to(embeds_TC.dtype))
+    def _splice(self, embeds_TC: torch.Tensor, runs: SequenceOf[Run]) -> torch.Tensor:
+        """The embeddings with image features in the places of their tokens."""
+        rows: list[int] = []
+        features: list[torch.Tensor] = []
+        begin = 0
+        for run in runs:
+            where = run.sequence.image_rows
+            rows += [at - run.start + begin for at in where.positions_in(run.start, run.stop)]
+            features += [run.sequence.features[p.image][p.first : p.stop] for p in where.pieces(run.start, run.stop)]
+            begin += run.count
+        if not rows:
+            return embeds_TC
+        return embeds_TC.index_copy(0, self._index(rows), torch.cat(features).to(embeds_TC.dtype))
+
+    def _index(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
 def image_batches(images: SequenceOf[ImageInputs], max_values: int) -> list[list[ImageInputs]]:
@@ -97,15 +103,28 @@ def image_batches(images: SequenceOf[ImageInputs], max_values: int) -> list[list
     return batches
 
 
-def positions_of(sequences: SequenceOf[Sequence]) -> torch.Tensor:
-    """int64 (T,) or (3, T) on the host: positions of each sequence's new tokens, generated ones counted on."""
-    rope_dims = sequences[0].request.positions.shape[:-1]
-    if all(s.new_tokens == 1 and s.output_ids for s in sequences):
-        last = [s.request.next_position + len(s.output_ids) - 1 for s in sequences]
-        return torch.tensor(last, dtype=torch.int64).expand(*rope_dims, -1)
+def positions_of(runs: SequenceOf[Run]) -> torch.Tensor:
+    """int64 (T,) or (3, T) on the host: positions of the tokens of each run, generated ones counted on."""
     parts: list[torch.Tensor] = []
-    for s in sequences:
-        generated = torch.arange(s.request.next_position, s.request.next_position + len(s.output_ids))
-        whole = torch.cat((s.request.positions, generated.expand(*rope_dims, -1)), dim=-1)
-        parts.append(whole[..., s.num_cached :])
-    return torch.cat(parts, dim=-1)
+    for decoding, group in groupby(runs, lambda run: run.is_decode):
+        if decoding:  # one tensor for all of them: a step of many answers has little else to do here
+            parts.append(torch.tensor([position_at(run.sequence, run.start) for run in group], dtype=torch.int64))
+        else:
+            parts += [p for run in group for p in _positions(run)]
+    rope_dims = runs[0].sequence.request.positions.shape[:-1]
+    return torch.cat([part.expand(*rope_dims, -1) for part in parts], dim=-1)
+
+
+def position_at(sequence: Sequence, index: int) -> int:
+    """Position of a generated token, by its index in prompt and answer."""
+    return sequence.request.next_position + index - len(sequence.request.token_ids)
+
+
+def _positions(run: Run) -> list[torch.Tensor]:
+    """Those of its prompt tokens, and those of its generated ones, where there are any."""
+    prompt = len(run.sequence.request.token_ids)
+    parts = [run.sequence.request.positions[..., run.start : run.stop]] if run.start < prompt else []
+    if run.stop > prompt:
+        first = position_at(run.sequence, max(run.start, prompt))
+        parts.append(torch.arange(first, position_at(run.sequence, run.stop)))
+    return parts

@@ -1,10 +1,10 @@
-"""Which sequences run in the next step: continuous batching over a paged cache. Pure data: no tensor, no model.
+"""Which tokens run in the next step: continuous batching over a paged cache. Pure data: no tensor, no model.
 
-Two kinds of step. A prefill step takes waiting prompts whole, in order of arrival, as far as the budgets go; a
-decode step adds one token to every running sequence. Prefill goes first, since a fuller batch decodes for the same
-weights read, but not more than `max_prefill_streak` times in a row while somebody waits for a token. When the
-blocks run out, the youngest running sequence gives its own back and starts again later from what it has
-(recomputation); the oldest never does, so that every request ends.
+A step first takes one token of every sequence that is decoding, so that no prompt holds an answer up; what the token
+budget leaves goes to prompts, in order of arrival. A prompt that is longer runs in chunks, a step each. Its blocks are
+reserved as a whole when it is admitted, so that it never stops half-way for lack of them. When the blocks run out, the
+youngest running sequence gives its own back and starts again later from what it has (recomputation); the oldest never
+does, so that every request ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from vlm.engine.blocks import BlockManager
-from vlm.engine.request import Sequence
+from vlm.engine.request import Run, Sequence
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,40 @@ class Limits:
 
     Attributes:
         max_num_seqs: sequences that run at once.
-        max_batch_tokens: prompt tokens of a prefill step. A longer prompt is not split: it has a step to itself.
-        max_image_values: pixel values that a prefill step encodes. A larger request has a step to itself as well.
-        max_prefill_streak: prefill steps in a row while running sequences wait.
+        max_batch_tokens: tokens of a step. No more sequences than this run at once, each having its share.
+        max_image_values: pixel values that a step encodes. A larger image has the encoder to itself for a step.
     """
 
     max_num_seqs: int
     max_batch_tokens: int
     max_image_values: int
-    max_prefill_streak: int = 4
+
+    @property
+    def seats(self) -> int:
+        """Sequences that run at once, each at least one token a step."""
+        return min(self.max_num_seqs, self.max_batch_tokens)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The sequences of one step, in order of arrival; each runs its `new_tokens`."""
+    """What runs: sequences that decode first, then prompts; both in order of arrival."""
 
-    sequences: tuple[Sequence, ...]
-    is_prefill: bool
+    runs: tuple[Run, ...]
     preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it runs prompt tokens."""
+        return any(not run.is_decode for run in self.runs)
+
+
+@dataclass
+class _Room:
+    """What is left of a step's budgets."""
+
+    tokens: int
+    image_values: int
+    encodes: bool = False
 
 
 class Scheduler:
@@ -50,7 +66,6 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self._prefill_streak = 0
 
     @property
     def has_work(self) -> bool:
@@ -71,34 +86,77 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, its blocks reserved; None when there is nothing to run."""
-        decode_is_due = self.running and self._prefill_streak >= self.limits.max_prefill_streak
-        if not decode_is_due and (admitted := self._admit()):
-            self._prefill_streak += 1
-            return Step(tuple(admitted), is_prefill=True)
-        self._prefill_streak = 0
-        return self._decode() if self.running else None
+        decoding, preempted = self._decode()
+        room = _Room(self.limits.max_batch_tokens - len(decoding), self.limits.max_image_values)
+        chunks = self._prefill(room, admit=not preempted)
+        runs = (*decoding, *chunks)
+        assert runs or not self.has_work, "nothing runs, and somebody waits"
+        return Step(runs, tuple(preempted)) if runs else None
 
-    def advance(self, step: Step) -> None:
-        """The step ran: everything that its sequences had is in the cache."""
-        for sequence in step.sequences:
-            sequence.num_cached = sequence.num_tokens
+    def advance(self, run: Run) -> None:
+        """The run went well: its tokens are in the cache, and images whose tokens all are need no features any more."""
+        sequence = run.sequence
+        assert sequence.num_cached == run.start
+        sequence.num_cached = run.stop
+        for image in [i for i in sequence.features if sequence.image_rows.end(i) <= run.stop]:
+            del sequence.features[image]
 
-    def _admit(self) -> list[Sequence]:
-        admitted: list[Sequence] = []
-        tokens = image_values = 0
-        while self.waiting and len(self.running) < self.limits.max_num_seqs:
+    def _decode(self) -> tuple[list[Run], list[Sequence]]:
+        """The last token of every answer that goes on, and who had to give way."""
+        runs: list[Run] = []
+        preempted: list[Sequence] = []
+        at = 0
+        while at < len(self.running):
+            sequence = self.running[at]
+            if not sequence.decoding:
+                at += 1
+            elif self._grow(sequence):
+                runs.append(Run(sequence, sequence.num_cached, 1))
+                at += 1
+            else:
+                assert len(self.running) > 1, "the oldest sequence does not fit in the cache alone"
+                preempted.append(self._preempt_youngest())
+        return runs, preempted
+
+    def _prefill(self, room: _Room, admit: bool) -> list[Run]:
+        """Chunks of prompts. Nobody overtakes: the first that does not get all that is left of it is the last."""
+        runs: list[Run] = []
+        unfinished = [s for s in self.running if not s.decoding]
+        for sequence in unfinished:
+            if not self._take_chunk(sequence, room, runs):
+                return runs
+        while admit and self.waiting and room.tokens and len(self.running) < self.limits.seats:
             sequence = self.waiting[0]
-            tokens += sequence.num_tokens
-            image_values += sequence.image_cost
-            over = tokens > self.limits.max_batch_tokens or image_values > self.limits.max_image_values
-            if (admitted and over) or not self._take_prompt_blocks(sequence):
+            if not self._reserve(sequence):
                 break
             self.running.append(self.waiting.popleft())
-            admitted.append(sequence)
-        return admitted
+            if not self._take_chunk(sequence, room, runs):
+                break
+        return runs
 
-    def _take_prompt_blocks(self, sequence: Sequence) -> bool:
-        """Reserve the prompt's blocks, if one stays free for each running sequence to grow into."""
+    def _take_chunk(self, sequence: Sequence, room: _Room, runs: list[Run]) -> bool:
+        """Run as much of a prompt as the budgets allow; whether that was all of it."""
+        start = sequence.num_cached
+        stop = self._affordable(sequence, start, min(sequence.num_tokens, start + room.tokens), room)
+        if stop > start:
+            runs.append(Run(sequence, start, stop - start))
+            room.tokens -= stop - start
+        return stop == sequence.num_tokens
+
+    def _affordable(self, sequence: Sequence, start: int, stop: int, room: _Room) -> int:
+        """Where to stop so that the images up to there are within the encoder's budget; pays for them."""
+        for piece in sequence.image_rows.pieces(start, stop):
+            if piece.image in sequence.features:
+                continue
+            cost = sequence.request.images[piece.image].pixels.numel()
+            if room.encodes and cost > room.image_values:
+                return max(start, sequence.image_rows.begin(piece.image))
+            room.image_values -= cost
+            room.encodes = True
+        return stop
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Take blocks for all that a sequence has, if one stays free for each running sequence to grow into."""
         count = self.blocks.blocks_for(sequence.num_tokens)
         if self.running and count + len(self.running) > self.blocks.num_free:
             return False
@@ -108,23 +166,6 @@ class Scheduler:
         sequence.block_table = taken
         return True
 
-    def _decode(self) -> Step:
-        scheduled: list[Sequence] = []
-        preempted: list[Sequence] = []
-        candidates = deque(self.running)
-        while candidates:
-            sequence = candidates.popleft()
-            while not self._grow(sequence):
-                victim = candidates.pop() if candidates else sequence
-                self._preempt(victim)
-                preempted.append(victim)
-                if victim is sequence:
-                    break
-            else:
-                scheduled.append(sequence)
-        assert scheduled, "the oldest sequence does not fit in the cache alone"
-        return Step(tuple(scheduled), is_prefill=False, preempted=tuple(preempted))
-
     def _grow(self, sequence: Sequence) -> bool:
         missing = self.blocks.blocks_for(sequence.num_tokens) - len(sequence.block_table)
         taken = self.blocks.allocate(missing)
@@ -133,12 +174,14 @@ class Scheduler:
         sequence.block_table += taken
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+    def _preempt_youngest(self) -> Sequence:
+        sequence = self.running.pop()
         self._release(sequence)
         self.waiting.appendleft(sequence)
+        return sequence
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.free(sequence.block_table)
         sequence.block_table = []
         sequence.num_cached = 0
+        sequence.features.clear()

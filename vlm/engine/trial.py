@@ -9,7 +9,7 @@ import torch
 from vlm.engine.blocks import BlockManager
 from vlm.engine.cache import allocate_cache
 from vlm.engine.memory import peak_bytes, release_cached
-from vlm.engine.request import Request, Sequence
+from vlm.engine.request import Request, Run, Sequence
 from vlm.engine.runner import Runner
 from vlm.engine.sampler import Sampler
 from vlm.engine.scheduler import Limits
@@ -37,7 +37,7 @@ def working_bytes(
     dtype: torch.dtype,
     device: torch.device,
 ) -> int:
-    """Peak bytes of a full prefill step, of sampling for every sequence at once, and of a full batch of images.
+    """Peak bytes of a full step of prompts, of sampling for every sequence at once, and of a full batch of images.
 
     `image` is a large picture as the processor makes it; the encoder budget says how many of it are encoded together.
     `rope_dims` is (3,) for a model with three positions a token, else ().
@@ -58,11 +58,11 @@ def _largest_step(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Callable[[], None]:
-    rows = min(limits.max_num_seqs, limits.max_batch_tokens)
+    rows = limits.seats
     length = min(max_model_len, limits.max_batch_tokens) if rows == 1 else max(1, limits.max_batch_tokens // rows)
     blocks = BlockManager(rows * -(-length // BLOCK_SIZE), BLOCK_SIZE)
     caches = allocate_cache(model.kv, blocks.num_blocks, BLOCK_SIZE, dtype, device)
-    runner = Runner(model, caches, BLOCK_SIZE, None, limits.max_image_values, device)
+    runner = Runner(model, caches, BLOCK_SIZE, limits.max_image_values, device)
     sampler = Sampler(model.vocab_size, (), limits.max_num_seqs, device)
     sequences = [_sequence(i, length, rope_dims, blocks) for i in range(rows)]
 
@@ -70,7 +70,9 @@ def _largest_step(
     def trial() -> None:
         if image is not None:
             model.encode_images([image] * max(1, limits.max_image_values // image.pixels.numel()))
-        sampler(runner.logits(sequences, ()), sequences)
+        logits = runner.logits([Run(s, 0, length) for s in sequences])
+        assert logits is not None
+        sampler(logits, sequences)
 
     return trial
 

@@ -1,0 +1,125 @@
+"""Many requests at once under every budget: each gets the model's own answer, ends, and leaves no block behind."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlm.engine.request import Request
+
+Fake = SimpleNamespace
+
+
+def requests_of(fake: Fake, seed: int, count: int) -> list[Request]:
+    """Prompts of many lengths, some with one or two pictures."""
+    rng = random.Random(seed)
+    requests = []
+    for i in range(count):
+        tokens = [rng.randrange(6, fake.VOCAB) for _ in range(rng.randrange(1, 12))]
+        images = []
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            picture = fake.image(rng.randrange(200, 900), rng.randrange(1, 6), rng.choice([5, 12, 70, 200]))
+            images.append(picture)
+            at = rng.randrange(len(tokens) + 1)
+            tokens[at:at] = [fake.IMAGE_TOKEN] * picture.plan.num_tokens
+        requests.append(fake.request(i, tokens, images, dims=3, max_tokens=rng.randrange(1, 9)))
+    return requests
+
+
+def serve(
+    fake: Fake, engine: Any, requests: list[Request], arrivals: int, cancels: dict[int, int]
+) -> dict[int, SimpleNamespace]:
+    """`arrivals` requests a step; `cancels`: request id -> step. What each got."""
+    done: dict[int, SimpleNamespace] = {}
+    todo = list(requests)
+    for tick in range(10_000):
+        for request in todo[:arrivals]:
+            engine.add(request)
+        del todo[:arrivals]
+        for victim in [i for i, when in cancels.items() if when == tick]:
+            if event := engine.cancel(victim):
+                fake.collect([event], done)
+        if not engine.has_work and not todo:
+            return done
+        fake.collect(engine.step(), done)
+    raise AssertionError("requests never end")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    num_blocks=st.integers(10, 30),
+    max_num_seqs=st.integers(1, 6),
+    max_batch_tokens=st.integers(1, 24),
+    arrivals=st.integers(1, 4),
+    cancels=st.dictionaries(st.integers(0, 9), st.integers(0, 25), max_size=4),
+)
+def test_no_budget_changes_an_answer(
+    fake: Fake,
+    seed: int,
+    num_blocks: int,
+    max_num_seqs: int,
+    max_batch_tokens: int,
+    arrivals: int,
+    cancels: dict[int, int],
+) -> None:
+    engine = fake.engine(
+        num_blocks=num_blocks, block_size=2, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens
+    )
+    requests = [r for r in requests_of(fake, seed, 10) if len(r.token_ids) < engine.config.max_tokens]
+    done = serve(fake, engine, requests, arrivals, cancels)
+    for request in requests:
+        room = min(request.params.max_tokens, engine.config.max_tokens - len(request.token_ids))
+        answer, reason = fake.expected(request, room), done[request.id].last.finish_reason
+        assert reason == "length" or (reason == "cancelled" and request.id in cancels)
+        assert done[request.id].ids == (answer if reason == "length" else answer[: len(done[request.id].ids)])
+    metrics = engine.metrics()
+    assert (metrics.running, metrics.waiting, metrics.free_blocks) == (0, 0, num_blocks)
+
+
+def test_a_picture_in_several_chunks_is_encoded_once(fake: Fake) -> None:
+    model = fake.Model()
+    engine = fake.engine(model, max_batch_tokens=4)
+    request = fake.request(0, [10, *[fake.IMAGE_TOKEN] * 9, 11, 12], [fake.image(300, 9)])
+    engine.add(request)
+    done = fake.run(engine)
+    assert done[0].ids == fake.expected(request, 8)
+    assert model.encoded == [1]
+    metrics = engine.metrics()
+    assert (metrics.images, metrics.prefill_steps, metrics.prompt_tokens) == (1, 3, 12)
+
+
+def test_answers_do_not_wait_for_a_long_prompt(fake: Fake) -> None:
+    engine = fake.engine(max_batch_tokens=4, max_model_len=100)
+    short, long = fake.request(0, [10], max_tokens=20), fake.request(1, range(6, 46))
+    engine.add(short)
+    engine.step()
+    engine.add(long)
+    for _ in range(13):  # 40 tokens, 3 a step beside the one that decodes
+        assert [e.request_id for e in engine.step()] == [0]
+    assert [e.request_id for e in engine.step()] == [0, 1]
+    assert fake.run(engine)[1].ids == fake.expected(long, 8)[1:]
+
+
+def test_a_prompt_half_through_can_be_cancelled(fake: Fake) -> None:
+    engine = fake.engine(max_batch_tokens=4)
+    engine.add(fake.request(0, [10, *[fake.IMAGE_TOKEN] * 9], [fake.image(300, 9)]))
+    assert engine.step() == []
+    assert engine.cancel(0).finish_reason == "cancelled"
+    assert not engine.has_work
+    assert engine.metrics().free_blocks == 64
+
+
+@pytest.mark.parametrize("max_rows", [1, 2])
+def test_out_of_memory_with_prompts_and_answers_in_one_step(fake: Fake, max_rows: int) -> None:
+    model = fake.Model()
+    model.max_rows = max_rows
+    engine = fake.engine(model, max_batch_tokens=7)
+    requests = requests_of(fake, 3, 6)
+    done = serve(fake, engine, requests, 2, {})
+    assert all(done[r.id].ids == fake.expected(r, r.params.max_tokens) for r in requests)
