@@ -45,8 +45,8 @@ class VLM:
             longer prompt runs in chunks. No more requests than this run at once.
         gpu_memory_fraction: share of the GPU that weights, cache and work may take together.
         seed: where sampled requests without a seed of their own get theirs.
-        enable_prefix_cache: accepted; this version keeps no prefix cache, so either value gives the same answers
-            and speed.
+        enable_prefix_cache: keep keys and values of what ran while there is room, so that a prompt that begins like an
+            earlier one (the same pictures included) starts behind it. `metrics()` says how often that helped.
         deterministic: True is refused: this version does not promise answers that are bit-identical in every batch.
         trust_remote_code: accepted; no code of a checkpoint is ever run, whichever the value.
         revision: branch, tag or commit of a hub repository.

@@ -5,10 +5,16 @@ Used from many threads at once: everything here is read-only once made.
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from vlm.engine.request import Request
 from vlm.families.base import Family, ImageProcessor
@@ -45,6 +51,7 @@ class Preparer:
     Attributes:
         generation_config: the checkpoint's, its end-of-sequence ids filled in.
         check_length: raises ContextLengthError for a number of prompt tokens that can never run.
+        keys: whether pictures get a key, by which the engine's caches know them again.
     """
 
     family: Family
@@ -54,6 +61,11 @@ class Preparer:
     builder: PromptBuilder
     generation_config: Mapping[str, Any]
     check_length: Callable[[int], None]
+    keys: bool = True
+
+    @cached_property
+    def _settings(self) -> bytes:
+        return fingerprint(self.processor)
 
     def resolve(self, params: SamplingParams | None, default_max_tokens: int = CHAT_MAX_TOKENS) -> ResolvedParams:
         """Parameters without gaps; a stop string that spells a special token stops at the token's id."""
@@ -82,6 +94,7 @@ class Preparer:
             params=params,
             images=tuple(self.processor(picture.image) for picture in pictures),
             num_image_tokens=prompt.image_tokens,
+            image_keys=tuple(image_key(p.image, self._settings) for p in pictures) if self.keys else (),
             arrival=arrival,
         )
         return Prepared(request, tuple(plan.size for plan in plans), tuple(p.original_size for p in pictures))
@@ -92,6 +105,35 @@ class Preparer:
         plans = [self.processor.plan(*read_size(source)) for source in self.builder.images(parsed)]
         prompt = self.builder.build(parsed, plans)
         return Usage(prompt_tokens=len(prompt.token_ids), image_tokens=prompt.image_tokens)
+
+
+def image_key(image: Any, settings: bytes) -> bytes:
+    """A key for what the model sees of a decoded picture: equal only for equal pixels, size, mode and settings.
+
+    The decoded picture is all that the processor reads beside its settings, and of what would do it is the cheapest to
+    hash at no loss: the processor's output is four to eight times its bytes, and the bytes of a file tell apart what
+    is the same picture. SHA-256, as processors have instructions for it.
+    """
+    width, height = image.size
+    digest = hashlib.sha256(settings)
+    digest.update(struct.pack("<QQ", width, height) + image.mode.encode())
+    digest.update(image.tobytes())
+    return digest.digest()
+
+
+def fingerprint(value: Any) -> bytes:
+    """A digest of settings: dataclasses of plain values and arrays, their classes' names included."""
+    digest = hashlib.sha256(type(value).__qualname__.encode())
+    if is_dataclass(value):
+        for f in fields(value):
+            digest.update(f.name.encode() + fingerprint(getattr(value, f.name)))
+    elif isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype.str} {value.shape}".encode() + value.tobytes())
+    else:
+        # Only types whose repr is their value: an address in it would tell equal settings apart, or worse.
+        assert isinstance(value, (int, float, str, Enum, type(None))), f"a setting of type {type(value).__name__}"
+        digest.update(repr(value).encode())
+    return digest.digest()
 
 
 def caption_messages(image: Any, prompt: str | None) -> Messages:

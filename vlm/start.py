@@ -127,6 +127,7 @@ def start(settings: Settings, environ: Mapping[str, str], progress: bool = True)
         builder=PromptBuilder(tokenizer, template, loaded.family, loaded.config),
         generation_config=generation,
         check_length=config.check_length,
+        keys=config.prefix_cache,
     )
     _log_cache(config, loaded)
     return Started(loaded, engine, preparer)
@@ -163,6 +164,7 @@ def engine_config(
         image_token_id=loaded.family.image_token_id(loaded.config),
         banned_ids=banned_ids,
         seed=settings.seed,
+        prefix_cache=settings.enable_prefix_cache,
     )
 
 

@@ -41,6 +41,7 @@ class FakeModel(VisionLanguageModel):
         self.max_images = 1000
         self.max_rows = 1000
         self.nan_on_value: int | None = None
+        self.poison = False
 
     def encode_images(self, images: Sequence[ImageInputs]) -> list[torch.Tensor]:
         self.encoded.append(len(images))
@@ -79,6 +80,8 @@ class FakeModel(VisionLanguageModel):
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         state = hidden_RC[:, 0].long()
         scores = -((torch.arange(VOCAB) - (state % VOCAB)[:, None]) % VOCAB).float()
+        if self.poison:
+            scores[:] = float("nan")
         if self.nan_on_value is not None:
             scores[state == self.nan_on_value] = float("nan")
         return scores
@@ -113,8 +116,19 @@ def image(value: int, num_tokens: int, num_values: int = 12) -> ImageInputs:
     return ImageInputs(torch.full((num_values,), float(value)), ImagePlan((1, 1), num_tokens, (1, 1)))
 
 
+def key_of(image: ImageInputs) -> bytes:
+    """What the model sees of an image."""
+    return f"{image.pixels.tolist()} {image.plan}".encode()
+
+
 def make_request(
-    id: int, tokens: Sequence[int], images: Sequence[ImageInputs] = (), *, dims: int = 1, **params: Any
+    id: int,
+    tokens: Sequence[int],
+    images: Sequence[ImageInputs] = (),
+    *,
+    dims: int = 1,
+    keys: bool = True,
+    **params: Any,
 ) -> Request:
     """Positions run from 100 for the fake to see them; `dims` 3 makes them (3, T)."""
     positions = torch.arange(100, 100 + len(tokens))
@@ -126,6 +140,7 @@ def make_request(
         ResolvedParams(**{"max_tokens": 8, **params}),
         tuple(images),
         sum(i.plan.num_tokens for i in images),
+        tuple(key_of(i) for i in images) if keys else (),
     )
 
 

@@ -59,3 +59,45 @@ def test_chunked_is_whole(start: Start, max_batch_tokens: int) -> None:
     chunked = start(max_batch_tokens=max_batch_tokens)
     assert answers(chunked) == answers(whole)
     assert whole.metrics().prefill_steps <= 4 < chunked.metrics().prefill_steps
+
+
+def test_cached_is_cold(start: Start) -> None:
+    cold, cached = start(enable_prefix_cache=False), start()
+    first = answers(cached)
+    assert answers(cached) == first == answers(cold)
+    metrics = cached.metrics()
+    assert metrics.prefix_hits >= 4
+    assert metrics.prefix_tokens > metrics.prompt_tokens / 3
+    assert cold.metrics().prefix_hits == 0
+
+
+def test_the_next_turn_starts_behind_the_last_answer(start: Start) -> None:
+    from vlm.testing.parity import sample_image
+
+    cold, cached = start(enable_prefix_cache=False), start()
+    messages = ask("What is this, and what is it good for?", sample_image(60, 84))
+    for turn in range(3):
+        answer = cached.chat(messages, SHORT)
+        assert answer.token_ids == cold.chat(messages, SHORT).token_ids
+        messages += [{"role": "assistant", "content": answer.text}, *ask(f"And then, number {turn}?")]
+    metrics = cached.metrics()
+    assert metrics.prefix_hits == 2
+    assert metrics.images == 1  # the picture lies in blocks that the later turns found
+
+
+def test_other_pictures_under_one_text_get_their_own_answers(start: Start) -> None:
+    from vlm.testing.parity import sample_image
+
+    pictures = [sample_image(60, 84, seed=seed) for seed in range(4)]
+    cold, cached = start(enable_prefix_cache=False), start()
+    for _ in range(2):
+        for picture in pictures:
+            wanted = cold.caption(picture, params=SHORT).token_ids
+            assert cached.caption(picture, params=SHORT).token_ids == wanted
+
+
+def test_a_small_cache_with_many_prompts_stays_right(start: Start) -> None:
+    cold, small = start(enable_prefix_cache=False), start(kv_cache_gib=2**-13, max_num_seqs=4)  # 9 or 17 blocks
+    wanted = answers(cold)
+    for _ in range(3):
+        assert answers(small) == wanted

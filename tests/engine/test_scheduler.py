@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,18 +16,20 @@ from vlm.engine.request import Request, Sequence
 from vlm.engine.scheduler import Limits, Scheduler, Step
 
 
-def sequence(id: int, prompt: int, image_values: int = 0, image_tokens: int = 1) -> Sequence:
-    """A prompt that begins with an image where it has `image_values`."""
+def sequence(id: int, prompt: int, image_values: int = 0, image_tokens: int = 1, kind: int = 0) -> Sequence:
+    """A prompt that begins with an image where it has `image_values`; those of one `kind` begin alike."""
     pixels = SimpleNamespace(numel=lambda: image_values)
     images = (SimpleNamespace(pixels=pixels),) if image_values else ()
-    request = Request(id, tuple(range(prompt)), cast(Any, None), prompt, cast(Any, None), cast(Any, images))
     rows = ImageRows(tuple(range(image_tokens)), (0, image_tokens)) if image_values else ImageRows()
+    keys = (f"{kind} {image_values} {image_tokens}".encode(),) if images else ()
+    tokens = tuple(range(1000 * kind, 1000 * kind + prompt))
+    request = Request(id, tokens, torch.arange(prompt), prompt, cast(Any, None), cast(Any, images), image_keys=keys)
     return Sequence(request, 0, cast(Any, None), image_rows=rows)
 
 
-def scheduler(num_blocks: int = 100, block_size: int = 4, **limits: int) -> Scheduler:
+def scheduler(num_blocks: int = 100, block_size: int = 4, prefix_cache: bool = False, **limits: int) -> Scheduler:
     defaults = {"max_num_seqs": 8, "max_batch_tokens": 64, "max_image_values": 100}
-    return Scheduler(BlockManager(num_blocks, block_size), Limits(**defaults | limits))
+    return Scheduler(BlockManager(num_blocks, block_size), Limits(**defaults | limits), prefix_cache)
 
 
 def ids(step: Step | None) -> list[int]:
@@ -176,13 +179,99 @@ def test_a_preempted_sequence_comes_before_those_that_never_ran() -> None:
     assert ids(s.schedule())[0] == 1
 
 
+def finish(s: Scheduler, x: Sequence, answer: int = 1) -> None:
+    """Run everything until a sequence has `answer` tokens, and end it."""
+    while len(x.output_ids) < answer:
+        take(s.schedule(), s)
+    s.remove(x)
+
+
+def test_a_prompt_starts_behind_what_ran_before() -> None:
+    s = scheduler(prefix_cache=True)
+    first = sequence(0, 11)
+    s.add(first)
+    finish(s, first, answer=3)
+    again, longer, other = sequence(1, 11), sequence(2, 30), sequence(3, 11, kind=1)
+    for x in (again, longer, other):
+        s.add(x)
+    step = s.schedule()
+    assert counts(step) == {1: 3, 2: 22, 3: 11}
+    assert again.block_table[:2] == longer.block_table[:2]
+    assert again.block_table[2] != longer.block_table[2]
+    assert (s.prefix_hits, s.prefix_tokens) == (2, 16)
+
+
+def test_the_last_token_of_a_prompt_that_is_all_there_runs() -> None:
+    s = scheduler(prefix_cache=True)
+    first = sequence(0, 12)
+    s.add(first)
+    finish(s, first, answer=5)
+    s.add(sequence(1, 12))
+    assert counts(take(s.schedule(), s)) == {1: 4}  # of three full blocks the last runs again
+    s.add(sequence(2, 13))
+    assert counts(take(s.schedule(), s)) == {1: 1, 2: 1}
+
+
+def test_without_a_prefix_cache_nothing_is_kept() -> None:
+    s = scheduler()
+    first = sequence(0, 12)
+    s.add(first)
+    finish(s, first)
+    s.add(sequence(1, 12))
+    assert counts(s.schedule()) == {1: 12}
+    assert (s.blocks.num_known, s.prefix_hits) == (0, 0)
+
+
+def test_one_that_gave_way_comes_back_to_its_own_blocks() -> None:
+    s = scheduler(num_blocks=8, block_size=2, prefix_cache=True)
+    old, young = sequence(0, 2), sequence(1, 9, kind=1)
+    s.add(old)
+    s.add(young)
+    take(s.schedule(), s)
+    while not (step := take(s.schedule(), s)).preempted:
+        pass
+    assert step.preempted == (young,)
+    s.remove(old)
+    step = take(s.schedule(), s)
+    assert step.runs[0].sequence is young
+    assert (step.runs[0].start, step.runs[0].count) == (10, 2)  # its prompt of 9 and what it had answered
+    assert s.prefix_hits == 0  # it counts once, when it first ran
+
+
+def test_found_blocks_that_nobody_holds_count_as_taken() -> None:
+    s = scheduler(num_blocks=6, block_size=2, prefix_cache=True)
+    known = sequence(0, 8)
+    s.add(known)
+    finish(s, known)
+    growing = sequence(1, 3, kind=1)
+    s.add(growing)
+    take(s.schedule(), s)
+    s.add(sequence(2, 9))  # 4 blocks found and a new one: more than is free beside the running one
+    assert ids(take(s.schedule(), s)) == [1]
+
+
+def test_what_is_disowned_is_not_found() -> None:
+    s = scheduler(prefix_cache=True)
+    bad = sequence(0, 12)
+    s.add(bad)
+    take(s.schedule(), s)
+    s.disown(bad)
+    s.remove(bad)
+    s.add(sequence(1, 12))
+    assert counts(s.schedule()) == {1: 12}
+
+
 def test_nothing_to_do_is_no_step() -> None:
     assert scheduler().schedule() is None
 
 
 requests = st.lists(
     st.tuples(
-        st.integers(1, 24), st.integers(1, 20), st.sampled_from([0, 0, 7, 60, 300]), st.floats(0, 1, exclude_min=True)
+        st.integers(1, 24),
+        st.integers(1, 20),
+        st.sampled_from([0, 0, 7, 60, 300]),
+        st.floats(0, 1, exclude_min=True),
+        st.integers(0, 1),
     ),
     min_size=1,
     max_size=14,
@@ -197,23 +286,25 @@ requests = st.lists(
     max_num_seqs=st.integers(1, 6),
     max_batch_tokens=st.integers(1, 50),
     arrivals=st.integers(1, 4),
+    prefix_cache=st.booleans(),
 )
 def test_every_request_ends_and_no_block_is_lost(
-    requests: list[tuple[int, int, int, float]],
+    requests: list[tuple[int, int, int, float, int]],
     cancels: dict[int, int],
     num_blocks: int,
     max_num_seqs: int,
     max_batch_tokens: int,
     arrivals: int,
+    prefix_cache: bool,
 ) -> None:
-    s = scheduler(num_blocks, 4, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens)
+    s = scheduler(num_blocks, 4, prefix_cache, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens)
     todo = [
-        sequence(i, prompt, values, max(1, int(prompt * share)))
-        for i, (prompt, _, values, share) in enumerate(requests)
+        sequence(i, prompt, values, max(1, int(prompt * share)), kind)
+        for i, (prompt, _, values, share, kind) in enumerate(requests)
     ]
-    left = {i: answer for i, (_, answer, _, _) in enumerate(requests)}
+    left = {i: answer for i, (_, answer, *_) in enumerate(requests)}
     alive: dict[int, Sequence] = {}
-    total = sum(prompt + answer for prompt, answer, _, _ in requests)
+    total = sum(prompt + answer for prompt, answer, *_ in requests)
     for tick in range(10 * total + 50):
         for seq in todo[:arrivals]:
             s.add(seq)
@@ -245,12 +336,14 @@ def check_step(s: Scheduler, step: Step, alive: dict[int, Sequence]) -> None:
     assert {x.id for x in s.running} | {x.id for x in s.waiting} == set(alive)
     assert len(s.running) <= s.limits.max_num_seqs
     held = [b for x in alive.values() for b in x.block_table]
-    assert len(held) == len(set(held))
-    assert len(held) + s.blocks.num_free == s.blocks.num_blocks
+    assert len(set(held)) + s.blocks.num_free == s.blocks.num_blocks
+    written = [b for run in step.runs for b in run.sequence.block_table[run.start // s.blocks.block_size :]]
+    assert all(held.count(b) == 1 for b in written)
     assert len(set(ids(step))) == len(step.runs)
     assert sum(run.count for run in step.runs) <= s.limits.max_batch_tokens
     for run in step.runs:
         assert run.start == run.sequence.num_cached
+        assert all(len(set(x.block_table)) == len(x.block_table) for x in alive.values())
         assert 0 < run.count <= run.sequence.new_tokens
         assert len(run.sequence.block_table) == s.blocks.blocks_for(run.sequence.num_tokens)
     encoded = [

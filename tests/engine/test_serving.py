@@ -16,10 +16,13 @@ Fake = SimpleNamespace
 
 
 def requests_of(fake: Fake, seed: int, count: int) -> list[Request]:
-    """Prompts of many lengths, some with one or two pictures."""
+    """Prompts of many lengths, some with one or two pictures; half of them go on where another one ends or stops."""
     rng = random.Random(seed)
-    requests = []
+    requests: list[Request] = []
     for i in range(count):
+        if requests and rng.random() < 0.5:
+            requests.append(variant(fake, rng.choice(requests), i, rng))
+            continue
         tokens = [rng.randrange(6, fake.VOCAB) for _ in range(rng.randrange(1, 12))]
         images = []
         for _ in range(rng.choice([0, 0, 1, 2])):
@@ -29,6 +32,20 @@ def requests_of(fake: Fake, seed: int, count: int) -> list[Request]:
             tokens[at:at] = [fake.IMAGE_TOKEN] * picture.plan.num_tokens
         requests.append(fake.request(i, tokens, images, dims=3, max_tokens=rng.randrange(1, 9)))
     return requests
+
+
+def variant(fake: Fake, request: Request, id: int, rng: random.Random) -> Request:
+    """The same again, with more text, with other pictures, or as the next turn of the conversation."""
+    tokens, images = list(request.token_ids), list(request.images)
+    change = rng.choice(["none", "longer", "pictures", "turn"])
+    if change == "turn":
+        tokens += fake.expected(request, rng.randrange(1, 6))
+    if change in ("longer", "turn"):
+        tokens += [rng.randrange(6, fake.VOCAB) for _ in range(rng.randrange(1, 4))]
+    if change == "pictures":
+        images = [fake.image(rng.randrange(200, 900), i.plan.num_tokens, i.pixels.numel()) for i in images]
+    again: Request = fake.request(id, tokens, images, dims=3, max_tokens=rng.randrange(1, 9), keys=rng.random() < 0.9)
+    return again
 
 
 def serve(
@@ -57,7 +74,8 @@ def serve(
     max_num_seqs=st.integers(1, 6),
     max_batch_tokens=st.integers(1, 24),
     arrivals=st.integers(1, 4),
-    cancels=st.dictionaries(st.integers(0, 9), st.integers(0, 25), max_size=4),
+    cancels=st.dictionaries(st.integers(0, 11), st.integers(0, 25), max_size=4),
+    prefix_cache=st.booleans(),
 )
 def test_no_budget_changes_an_answer(
     fake: Fake,
@@ -67,11 +85,16 @@ def test_no_budget_changes_an_answer(
     max_batch_tokens: int,
     arrivals: int,
     cancels: dict[int, int],
+    prefix_cache: bool,
 ) -> None:
     engine = fake.engine(
-        num_blocks=num_blocks, block_size=2, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens
+        num_blocks=num_blocks,
+        block_size=2,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        prefix_cache=prefix_cache,
     )
-    requests = [r for r in requests_of(fake, seed, 10) if len(r.token_ids) < engine.config.max_tokens]
+    requests = [r for r in requests_of(fake, seed, 12) if len(r.token_ids) < engine.config.max_tokens]
     done = serve(fake, engine, requests, arrivals, cancels)
     for request in requests:
         room = min(request.params.max_tokens, engine.config.max_tokens - len(request.token_ids))
@@ -123,3 +146,77 @@ def test_out_of_memory_with_prompts_and_answers_in_one_step(fake: Fake, max_rows
     requests = requests_of(fake, 3, 6)
     done = serve(fake, engine, requests, 2, {})
     assert all(done[r.id].ids == fake.expected(r, r.params.max_tokens) for r in requests)
+
+
+def test_cached_is_cold(fake: Fake) -> None:
+    engine = fake.engine(max_num_seqs=1, num_blocks=200)
+    requests = requests_of(fake, 5, 40)
+    done = serve(fake, engine, requests, 1, {})
+    assert all(done[r.id].ids == fake.expected(r, r.params.max_tokens) for r in requests)
+    metrics = engine.metrics()
+    assert metrics.prefix_hits > 10
+    assert 0 < metrics.prefix_tokens < metrics.prompt_tokens == sum(len(r.token_ids) for r in requests)
+
+
+def test_a_picture_behind_a_known_beginning_is_not_encoded_again(fake: Fake) -> None:
+    model = fake.Model()
+    engine = fake.engine(model)
+    tokens = [10, *[fake.IMAGE_TOKEN] * 6, 11, 12, 13]
+    for i in range(3):
+        request = fake.request(i, [*tokens, 50 + i], [fake.image(300, 6)])
+        engine.add(request)
+        assert fake.run(engine)[i].ids == fake.expected(request, 8)
+    assert model.encoded == [1]
+    metrics = engine.metrics()
+    assert (metrics.images, metrics.prefix_hits, metrics.prefix_tokens) == (1, 2, 16)
+
+
+def test_a_beginning_that_ends_inside_a_picture(fake: Fake) -> None:
+    engine = fake.engine(max_batch_tokens=3)
+    for i, tokens in enumerate([7, 7, 7]):
+        request = fake.request(i, [10, *[fake.IMAGE_TOKEN] * tokens], [fake.image(300, tokens)])
+        engine.add(request)
+        assert fake.run(engine)[i].ids == fake.expected(request, 8)
+    assert engine.metrics().prefix_tokens == 8
+
+
+def test_other_pictures_under_one_text_are_other_prompts(fake: Fake) -> None:
+    engine = fake.engine()
+    tokens = [*[fake.IMAGE_TOKEN] * 6, *range(10, 20)]
+    for i, value in enumerate([300, 301, 302]):
+        request = fake.request(i, tokens, [fake.image(value, 6)])
+        engine.add(request)
+        assert fake.run(engine)[i].ids == fake.expected(request, 8)
+    assert engine.metrics().prefix_hits == 0
+
+
+def test_what_is_not_finite_is_not_shared(fake: Fake) -> None:
+    model = fake.Model()
+    engine = fake.engine(model)
+    tokens = list(range(10, 20))
+    model.poison = True
+    engine.add(fake.request(0, tokens))
+    assert fake.run(engine)[0].last.finish_reason == "error"
+    model.poison = False
+    again = fake.request(1, tokens)
+    engine.add(again)
+    assert fake.run(engine)[1].ids == fake.expected(again, 8)
+    assert engine.metrics().prefix_hits == 0
+
+
+def test_requests_that_failed_or_ended_early_leave_a_cache_that_is_right(fake: Fake) -> None:
+    model = fake.Model()
+    engine = fake.engine(model, max_batch_tokens=6)
+    model.fail_on_value = 666
+    tokens = [*range(10, 18), *[fake.IMAGE_TOKEN] * 3, 20]
+    engine.add(fake.request(0, tokens, [fake.image(666, 3)]))
+    assert fake.run(engine)[0].last.finish_reason == "error"
+    engine.add(fake.request(1, tokens, [fake.image(300, 3)]))
+    engine.step()
+    engine.cancel(1)
+    model.fail_on_value = None
+    for i, value in ((2, 300), (3, 666)):
+        request = fake.request(i, tokens, [fake.image(value, 3)])
+        engine.add(request)
+        assert fake.run(engine)[i].ids == fake.expected(request, 8)
+    assert engine.metrics().prefix_hits >= 2

@@ -41,6 +41,7 @@ class EngineConfig:
         max_model_len: most tokens of a sequence, prompt and answer. num_blocks, block_size: the paged KV cache.
         limits: budgets of a step. image_token_id: whose positions take image features; None for a text model.
         banned_ids: ids that are never sampled. seed: where requests without a seed get theirs from.
+        prefix_cache: whether prompts that begin alike share their blocks.
     """
 
     max_model_len: int
@@ -52,6 +53,7 @@ class EngineConfig:
     image_token_id: int | None = None
     banned_ids: frozenset[int] = frozenset()
     seed: int = 0
+    prefix_cache: bool = True
 
     @property
     def max_tokens(self) -> int:
@@ -80,7 +82,9 @@ class EngineMetrics:
         prompt_tokens, completion_tokens: of prompts that ran, and of answers. images: pictures encoded.
         prefill_steps: steps that ran prompt tokens, beside whatever was decoding. decode_steps: all others.
         preemptions: how often a sequence gave its cache blocks back to start again later.
-        running, waiting: sequences. free_blocks: of the KV cache.
+        prefix_hits: requests whose prompt began like one before. prefix_tokens: prompt tokens that did not run for it;
+            prompt_tokens counts them too.
+        running, waiting: sequences. free_blocks: of the KV cache; those that a prompt may find again are free too.
     """
 
     requests: int = 0
@@ -90,6 +94,8 @@ class EngineMetrics:
     prefill_steps: int = 0
     decode_steps: int = 0
     preemptions: int = 0
+    prefix_hits: int = 0
+    prefix_tokens: int = 0
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
@@ -103,7 +109,8 @@ class Engine:
         self.config = config
         self._make_decoder = make_decoder
         caches = allocate_cache(model.kv, config.num_blocks, config.block_size, config.dtype, config.device)
-        self._scheduler = Scheduler(BlockManager(config.num_blocks, config.block_size), config.limits)
+        blocks = BlockManager(config.num_blocks, config.block_size)
+        self._scheduler = Scheduler(blocks, config.limits, config.prefix_cache)
         self._runner = Runner(model, caches, config.block_size, config.limits.max_image_values, config.device)
         self._sampler = Sampler(model.vocab_size, config.banned_ids, config.limits.max_num_seqs, config.device)
         self._sequences: dict[int, Sequence] = {}
@@ -117,6 +124,8 @@ class Engine:
         scheduler = self._scheduler
         return EngineMetrics(
             **dict(self._totals),
+            prefix_hits=scheduler.prefix_hits,
+            prefix_tokens=scheduler.prefix_tokens,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             free_blocks=scheduler.blocks.num_free,
@@ -127,6 +136,7 @@ class Engine:
         num_tokens = len(request.token_ids)
         self.config.check_length(num_tokens)
         image_rows = self._place_images(request)
+        assert len(request.image_keys) in (0, len(request.images)), "a key for each picture, or none at all"
         assert request.id not in self._sequences, f"request id {request.id} is taken"
         params = request.params
         seed = params.seed if params.seed is not None else (self.config.seed * HASH_PRIME + request.id) % (1 << 64)
@@ -224,6 +234,7 @@ class Engine:
 
     def _accept(self, sequence: Sequence, result: Sampled) -> Event:
         if result.token_id == NO_TOKEN:
+            self._scheduler.disown(sequence)
             return self._fail(
                 sequence, VLMError(f"the model's logits are not finite in {self.config.dtype}; try dtype='float32'")
             )

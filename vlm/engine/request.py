@@ -7,12 +7,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from vlm.engine.image_rows import NO_IMAGES, ImageRows
 from vlm.outputs import FinishReason, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
-    import torch
-
     from vlm.engine.stop import StopChecker
     from vlm.families.base import ImageInputs
     from vlm.params import ResolvedParams
@@ -25,6 +25,8 @@ class Request:
     Attributes:
         id: unique among the requests that the engine holds.
         token_ids: the prompt, image tokens expanded. images: preprocessed pictures, in the order of their tokens.
+        image_keys: a key for each picture, equal for two pictures only if the model sees the same; () for none, and
+            nothing that depends on these pictures is shared with other requests.
         positions: int64 (T,) or (3, T). next_position: position of the first generated token.
         params: complete sampling parameters. num_image_tokens: how many of `token_ids` hold image features.
         arrival: host clock (`time.perf_counter`) at which the caller asked.
@@ -37,16 +39,18 @@ class Request:
     params: ResolvedParams
     images: tuple[ImageInputs, ...] = ()
     num_image_tokens: int = 0
+    image_keys: tuple[bytes, ...] = ()
     arrival: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A request while it is served. The scheduler owns `block_table` and `num_cached`; the engine the rest.
+    """A request while it is served. The scheduler owns `block_table`, `num_cached` and `admitted`; the engine the rest.
 
     `num_cached` tokens (prompt first, then generated) have their keys and values in the cache. A preempted sequence
     starts again from 0 with what it generated as part of its prompt. `features` holds those of the images (by number)
-    whose tokens run now: from the step that encodes an image to the one that runs its last token.
+    whose tokens run now: from the step that encodes an image to the one that runs its last token. `block_hashes`: see
+    vlm.engine.prefix.
     """
 
     request: Request
@@ -58,6 +62,8 @@ class Sequence:
     num_cached: int = 0
     image_rows: ImageRows = NO_IMAGES
     features: dict[int, torch.Tensor] = field(default_factory=dict)
+    block_hashes: list[bytes] = field(default_factory=list)
+    admitted: bool = False
     first_token_at: float | None = None
 
     @property
@@ -84,6 +90,19 @@ class Sequence:
         if start >= len(prompt):
             return self.output_ids[start - len(prompt) : stop - len(prompt)]
         return [*prompt[start:stop], *self.output_ids[: max(0, stop - len(prompt))]]
+
+    def position_at(self, index: int) -> int:
+        """Position of a generated token, by its index in prompt and answer."""
+        return self.request.next_position + index - len(self.request.token_ids)
+
+    def positions(self, start: int, stop: int) -> torch.Tensor:
+        """int64 (stop - start,) or (3, stop - start): positions of the tokens start .. stop."""
+        prompt = self.request.positions[..., start:stop]
+        missing = stop - start - prompt.shape[-1]
+        if not missing:
+            return prompt
+        generated = prompt.new_tensor([self.position_at(i) for i in range(stop - missing, stop)])
+        return torch.cat((prompt, generated.expand(*prompt.shape[:-1], -1)), dim=-1)
 
     @property
     def usage(self) -> Usage:

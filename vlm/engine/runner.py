@@ -14,7 +14,7 @@ import torch
 from vlm.attention.layout import LayerCache, PagedStep
 from vlm.engine.isolate import run_in_halves
 from vlm.engine.memory import release_cached
-from vlm.engine.request import Run, Sequence
+from vlm.engine.request import Run
 from vlm.families.base import ImageInputs, VisionLanguageModel
 
 log = logging.getLogger(__name__)
@@ -108,23 +108,8 @@ def positions_of(runs: SequenceOf[Run]) -> torch.Tensor:
     parts: list[torch.Tensor] = []
     for decoding, group in groupby(runs, lambda run: run.is_decode):
         if decoding:  # one tensor for all of them: a step of many answers has little else to do here
-            parts.append(torch.tensor([position_at(run.sequence, run.start) for run in group], dtype=torch.int64))
+            parts.append(torch.tensor([run.sequence.position_at(run.start) for run in group], dtype=torch.int64))
         else:
-            parts += [p for run in group for p in _positions(run)]
+            parts += [run.sequence.positions(run.start, run.stop) for run in group]
     rope_dims = runs[0].sequence.request.positions.shape[:-1]
     return torch.cat([part.expand(*rope_dims, -1) for part in parts], dim=-1)
-
-
-def position_at(sequence: Sequence, index: int) -> int:
-    """Position of a generated token, by its index in prompt and answer."""
-    return sequence.request.next_position + index - len(sequence.request.token_ids)
-
-
-def _positions(run: Run) -> list[torch.Tensor]:
-    """Those of its prompt tokens, and those of its generated ones, where there are any."""
-    prompt = len(run.sequence.request.token_ids)
-    parts = [run.sequence.request.positions[..., run.start : run.stop]] if run.start < prompt else []
-    if run.stop > prompt:
-        first = position_at(run.sequence, max(run.start, prompt))
-        parts.append(torch.arange(first, position_at(run.sequence, run.stop)))
-    return parts

@@ -4,7 +4,8 @@ A step first takes one token of every sequence that is decoding, so that no prom
 budget leaves goes to prompts, in order of arrival. A prompt that is longer runs in chunks, a step each. Its blocks are
 reserved as a whole when it is admitted, so that it never stops half-way for lack of them. When the blocks run out, the
 youngest running sequence gives its own back and starts again later from what it has (recomputation); the oldest never
-does, so that every request ends.
+does, so that every request ends. With a prefix cache a sequence starts behind the longest beginning that full blocks
+hold already, whoever computed them; it shares these and never writes to them, as it goes on in a block of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from vlm.engine.blocks import BlockManager
+from vlm.engine.prefix import block_hashes
 from vlm.engine.request import Run, Sequence
 
 
@@ -61,11 +63,15 @@ class _Room:
 class Scheduler:
     """Sequences from arrival to end. Whoever calls `schedule` runs the step, then says `advance` and `remove`."""
 
-    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+    def __init__(self, blocks: BlockManager, limits: Limits, prefix_cache: bool = False) -> None:
+        """`prefix_cache`: whether a sequence starts from blocks that hold what it begins with, where there are any."""
         self.blocks = blocks
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.prefix_hits = 0
+        self.prefix_tokens = 0
+        self._prefix_cache = prefix_cache
 
     @property
     def has_work(self) -> bool:
@@ -100,6 +106,19 @@ class Scheduler:
         sequence.num_cached = run.stop
         for image in [i for i in sequence.features if sequence.image_rows.end(i) <= run.stop]:
             del sequence.features[image]
+        if self._prefix_cache:
+            self._register(sequence, run.start // self.blocks.block_size, run.stop // self.blocks.block_size)
+
+    def disown(self, sequence: Sequence) -> None:
+        """What the sequence has in the cache is no good: nobody is to start from it."""
+        self.blocks.forget(sequence.block_table)
+
+    def _register(self, sequence: Sequence, first: int, stop: int) -> None:
+        """Blocks number first .. stop of the sequence are full now."""
+        if stop > first:
+            hashes = block_hashes(sequence, self.blocks.block_size, stop)
+            for block, key in zip(sequence.block_table[first:stop], hashes[first:], strict=False):
+                self.blocks.register(block, key)
 
     def _decode(self) -> tuple[list[Run], list[Sequence]]:
         """The last token of every answer that goes on, and who had to give way."""
@@ -157,14 +176,28 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Take blocks for all that a sequence has, if one stays free for each running sequence to grow into."""
-        count = self.blocks.blocks_for(sequence.num_tokens)
-        if self.running and count + len(self.running) > self.blocks.num_free:
+        found = self._find_prefix(sequence)
+        count = self.blocks.blocks_for(sequence.num_tokens) - len(found)
+        needed = count + self.blocks.count_free(found)
+        if needed + len(self.running) > self.blocks.num_free:
             return False
+        self.blocks.share(found)
         taken = self.blocks.allocate(count)
-        if taken is None:
-            return False
-        sequence.block_table = taken
+        assert taken is not None
+        sequence.block_table = found + taken
+        sequence.num_cached = len(found) * self.blocks.block_size
+        if found and not sequence.admitted:
+            self.prefix_hits += 1
+            self.prefix_tokens += sequence.num_cached
+        sequence.admitted = True
         return True
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold what the sequence begins with. Its last token is left to run: its logits are needed."""
+        if not self._prefix_cache:
+            return []
+        full = (sequence.num_tokens - 1) // self.blocks.block_size
+        return self.blocks.find(block_hashes(sequence, self.blocks.block_size, full))
 
     def _grow(self, sequence: Sequence) -> bool:
         missing = self.blocks.blocks_for(sequence.num_tokens) - len(sequence.block_table)
