@@ -53,6 +53,8 @@ class VLM:
         load_format: "auto" reads the weights; "dummy" makes random ones of the config's shape, for benchmarks.
         max_num_seqs: requests that run at once; None: 256 on a GPU, 64 on a CPU.
         kv_cache_gib: memory of the KV cache; None: what gpu_memory_fraction leaves on a GPU, at most 1 GiB on a CPU.
+        image_cache_gib: memory for the features of pictures that were encoded, so that one that comes again is not; 0
+            keeps none.
 
     Raises:
         VLMError: of the kind that says what is wrong with the model, the settings or the device.
@@ -77,6 +79,7 @@ class VLM:
         load_format: str = "auto",
         max_num_seqs: int | None = None,
         kv_cache_gib: float | None = None,
+        image_cache_gib: float = 0.25,
     ) -> None:
         configure(os.environ)
         settings = Settings(
@@ -96,6 +99,7 @@ class VLM:
             load_format=load_format,
             max_num_seqs=max_num_seqs,
             kv_cache_gib=kv_cache_gib,
+            image_cache_gib=image_cache_gib,
         )
         started = start(settings, os.environ)
         self._decisions = tuple(started.loaded.decisions)

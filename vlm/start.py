@@ -60,6 +60,7 @@ class Settings:
     max_batch_tokens: int | None = None
     max_num_seqs: int | None = None
     kv_cache_gib: float | None = None
+    image_cache_gib: float = 0.25
     gpu_memory_fraction: float = 0.9
     seed: int = 0
     enable_prefix_cache: bool = True
@@ -80,6 +81,8 @@ class Settings:
             raise PromptError(f"gpu_memory_fraction={self.gpu_memory_fraction!r} must be above 0 and at most 1")
         if self.kv_cache_gib is not None and not self.kv_cache_gib > 0:
             raise PromptError(f"kv_cache_gib={self.kv_cache_gib!r} must be above 0, or None")
+        if not self.image_cache_gib >= 0:
+            raise PromptError(f"image_cache_gib={self.image_cache_gib!r} must be 0 or more")
         if self.deterministic:
             raise UnsupportedModelError(
                 "deterministic=True (answers that do not depend on the batch, bit by bit) is not served by this version"
@@ -127,7 +130,7 @@ def start(settings: Settings, environ: Mapping[str, str], progress: bool = True)
         builder=PromptBuilder(tokenizer, template, loaded.family, loaded.config),
         generation_config=generation,
         check_length=config.check_length,
-        keys=config.prefix_cache,
+        keys=config.prefix_cache or config.feature_cache_bytes > 0,
     )
     _log_cache(config, loaded)
     return Started(loaded, engine, preparer)
@@ -144,6 +147,7 @@ def engine_config(
         max_image_values=1 << (23 if on_cpu else 25),
     )
     max_model_len = _max_model_len(settings, loaded)
+    feature_cache_bytes = int(settings.image_cache_gib * GIB)
     working = 0
     if settings.kv_cache_gib is None and loaded.device.type == "cuda":
         with on_device(loaded.device):
@@ -151,7 +155,7 @@ def engine_config(
     budget = kv_budget(
         device_memory(loaded.device),
         settings.gpu_memory_fraction,
-        working,
+        working + feature_cache_bytes,
         None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * GIB),
     )
     return EngineConfig(
@@ -165,6 +169,7 @@ def engine_config(
         banned_ids=banned_ids,
         seed=settings.seed,
         prefix_cache=settings.enable_prefix_cache,
+        feature_cache_bytes=feature_cache_bytes,
     )
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from vlm import VLM, SamplingParams
+from vlm import VLM, PromptError, SamplingParams
 
 MODEL_TYPES = ("qwen2_5_vl", "smolvlm")
 SHORT = SamplingParams(max_tokens=10, ignore_eos=True)
+COLD: dict[str, Any] = {"enable_prefix_cache": False, "image_cache_gib": 0}
 Start = Callable[..., VLM]
 
 
@@ -62,7 +63,7 @@ def test_chunked_is_whole(start: Start, max_batch_tokens: int) -> None:
 
 
 def test_cached_is_cold(start: Start) -> None:
-    cold, cached = start(enable_prefix_cache=False), start()
+    cold, cached = start(**COLD), start()
     first = answers(cached)
     assert answers(cached) == first == answers(cold)
     metrics = cached.metrics()
@@ -74,7 +75,7 @@ def test_cached_is_cold(start: Start) -> None:
 def test_the_next_turn_starts_behind_the_last_answer(start: Start) -> None:
     from vlm.testing.parity import sample_image
 
-    cold, cached = start(enable_prefix_cache=False), start()
+    cold, cached = start(**COLD), start()
     messages = ask("What is this, and what is it good for?", sample_image(60, 84))
     for turn in range(3):
         answer = cached.chat(messages, SHORT)
@@ -89,7 +90,7 @@ def test_other_pictures_under_one_text_get_their_own_answers(start: Start) -> No
     from vlm.testing.parity import sample_image
 
     pictures = [sample_image(60, 84, seed=seed) for seed in range(4)]
-    cold, cached = start(enable_prefix_cache=False), start()
+    cold, cached = start(**COLD), start()
     for _ in range(2):
         for picture in pictures:
             wanted = cold.caption(picture, params=SHORT).token_ids
@@ -97,7 +98,37 @@ def test_other_pictures_under_one_text_get_their_own_answers(start: Start) -> No
 
 
 def test_a_small_cache_with_many_prompts_stays_right(start: Start) -> None:
-    cold, small = start(enable_prefix_cache=False), start(kv_cache_gib=2**-13, max_num_seqs=4)  # 9 or 17 blocks
+    cold, small = start(**COLD), start(kv_cache_gib=2**-13, max_num_seqs=4)  # 9 or 17 blocks
     wanted = answers(cold)
     for _ in range(3):
         assert answers(small) == wanted
+
+
+def test_a_picture_that_comes_again_is_not_encoded_again(start: Start) -> None:
+    from vlm.testing.parity import sample_image
+
+    a, b = sample_image(60, 84), sample_image(150, 90, seed=3)
+    prompts = [ask("What is this?", a), ask("Compare.", b, a), ask("Compare.", a, b), ask("Why?", b)]
+    cold, known = start(**COLD), start(enable_prefix_cache=False)
+    for messages in prompts:
+        assert known.chat(messages, SHORT).token_ids == cold.chat(messages, SHORT).token_ids
+    metrics = known.metrics()
+    assert (metrics.images, metrics.feature_hits) == (2, 4)
+    assert metrics.feature_bytes > 0
+    assert (cold.metrics().images, cold.metrics().feature_bytes) == (6, 0)
+
+
+def test_one_picture_at_two_sizes_is_two_pictures(start: Start) -> None:
+    from vlm.testing.parity import sample_image
+
+    picture = sample_image(60, 84)
+    model = start(enable_prefix_cache=False)
+    for image in (picture, picture.resize((120, 168)), picture):
+        model.caption(image, params=SHORT)
+    assert model.metrics().images == 2
+
+
+def test_a_negative_image_cache_is_refused(start: Start) -> None:
+    for size in (-0.1, float("nan")):
+        with pytest.raises(PromptError, match="image_cache_gib"):
+            start(image_cache_gib=size)

@@ -111,7 +111,7 @@ def test_the_images_of_one_prompt_are_spread_over_steps() -> None:
     x = sequence(0, 12, 60)
     images = (x.request.images[0],) * 3
     rows = ImageRows((1, 2, 5, 6, 9, 10), (0, 2, 4, 6))
-    many = Sequence(replace(x.request, images=images), 0, cast(Any, None), image_rows=rows)
+    many = Sequence(replace(x.request, images=images, image_keys=()), 0, cast(Any, None), image_rows=rows)
     s.add(many)
     assert [counts(take(s.schedule(), s))[0] for _ in range(3)] == [5, 4, 3]
     assert not many.features  # given up as soon as their tokens have run

@@ -76,6 +76,7 @@ def serve(
     arrivals=st.integers(1, 4),
     cancels=st.dictionaries(st.integers(0, 11), st.integers(0, 25), max_size=4),
     prefix_cache=st.booleans(),
+    feature_cache_bytes=st.sampled_from([0, 8, 40, 10_000]),
 )
 def test_no_budget_changes_an_answer(
     fake: Fake,
@@ -86,6 +87,7 @@ def test_no_budget_changes_an_answer(
     arrivals: int,
     cancels: dict[int, int],
     prefix_cache: bool,
+    feature_cache_bytes: int,
 ) -> None:
     engine = fake.engine(
         num_blocks=num_blocks,
@@ -93,6 +95,7 @@ def test_no_budget_changes_an_answer(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         prefix_cache=prefix_cache,
+        feature_cache_bytes=feature_cache_bytes,
     )
     requests = [r for r in requests_of(fake, seed, 12) if len(r.token_ids) < engine.config.max_tokens]
     done = serve(fake, engine, requests, arrivals, cancels)
@@ -103,6 +106,7 @@ def test_no_budget_changes_an_answer(
         assert done[request.id].ids == (answer if reason == "length" else answer[: len(done[request.id].ids)])
     metrics = engine.metrics()
     assert (metrics.running, metrics.waiting, metrics.free_blocks) == (0, 0, num_blocks)
+    assert metrics.feature_bytes <= feature_cache_bytes
 
 
 def test_a_picture_in_several_chunks_is_encoded_once(fake: Fake) -> None:
@@ -192,16 +196,17 @@ def test_other_pictures_under_one_text_are_other_prompts(fake: Fake) -> None:
 
 def test_what_is_not_finite_is_not_shared(fake: Fake) -> None:
     model = fake.Model()
-    engine = fake.engine(model)
-    tokens = list(range(10, 20))
+    engine = fake.engine(model, feature_cache_bytes=1000)
+    tokens = [*range(10, 20), fake.IMAGE_TOKEN]
     model.poison = True
-    engine.add(fake.request(0, tokens))
+    engine.add(fake.request(0, tokens, [fake.image(300, 1)]))
     assert fake.run(engine)[0].last.finish_reason == "error"
+    assert engine.metrics().feature_bytes == 0
     model.poison = False
-    again = fake.request(1, tokens)
+    again = fake.request(1, tokens, [fake.image(300, 1)])
     engine.add(again)
     assert fake.run(engine)[1].ids == fake.expected(again, 8)
-    assert engine.metrics().prefix_hits == 0
+    assert (engine.metrics().prefix_hits, engine.metrics().feature_hits) == (0, 0)
 
 
 def test_requests_that_failed_or_ended_early_leave_a_cache_that_is_right(fake: Fake) -> None:
@@ -220,3 +225,39 @@ def test_requests_that_failed_or_ended_early_leave_a_cache_that_is_right(fake: F
         engine.add(request)
         assert fake.run(engine)[i].ids == fake.expected(request, 8)
     assert engine.metrics().prefix_hits >= 2
+
+
+def test_a_picture_under_many_texts_is_encoded_once(fake: Fake) -> None:
+    model = fake.Model()
+    engine = fake.engine(model, feature_cache_bytes=1000, prefix_cache=False)
+    requests = [fake.request(i, [10 + i, *[fake.IMAGE_TOKEN] * 2], [fake.image(300, 2)]) for i in range(6)]
+    done = serve(fake, engine, requests, 3, {})  # three in one step, three in the next
+    assert all(done[r.id].ids == fake.expected(r, 8) for r in requests)
+    assert model.encoded == [1]
+    metrics = engine.metrics()
+    assert (metrics.images, metrics.feature_hits, metrics.feature_bytes) == (1, 5, 8)
+
+
+def test_known_pictures_do_not_use_up_the_encoder_budget(fake: Fake) -> None:
+    engine = fake.engine(max_image_values=100, feature_cache_bytes=1000, prefix_cache=False)
+
+    def steps(first: int) -> int:
+        before = engine.metrics().prefill_steps
+        for i in range(4):
+            engine.add(fake.request(first + i, [10, fake.IMAGE_TOKEN], [fake.image(300 + i, 1, 60)], max_tokens=1))
+        fake.run(engine)
+        return int(engine.metrics().prefill_steps - before)
+
+    assert steps(0) == 4
+    assert steps(10) == 1
+
+
+def test_a_picture_that_fails_fails_all_that_show_it_and_is_not_known(fake: Fake) -> None:
+    model = fake.Model()
+    model.fail_on_value = 666
+    engine = fake.engine(model, feature_cache_bytes=1000)
+    for i, value in enumerate([666, 300, 666]):
+        engine.add(fake.request(i, [10 + i, fake.IMAGE_TOKEN], [fake.image(value, 1)]))
+    done = fake.run(engine)
+    assert [done[i].last.finish_reason for i in range(3)] == ["error", "length", "error"]
+    assert engine.metrics().feature_bytes == 4

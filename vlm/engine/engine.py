@@ -16,6 +16,7 @@ import torch
 
 from vlm.engine.blocks import BlockManager
 from vlm.engine.cache import allocate_cache
+from vlm.engine.features import FeatureCache, ImageEncoder
 from vlm.engine.image_rows import ImageRows
 from vlm.engine.isolate import run_in_halves
 from vlm.engine.memory import release_cached
@@ -41,7 +42,8 @@ class EngineConfig:
         max_model_len: most tokens of a sequence, prompt and answer. num_blocks, block_size: the paged KV cache.
         limits: budgets of a step. image_token_id: whose positions take image features; None for a text model.
         banned_ids: ids that are never sampled. seed: where requests without a seed get theirs from.
-        prefix_cache: whether prompts that begin alike share their blocks.
+        prefix_cache: whether prompts that begin alike share their blocks. feature_cache_bytes: for features of pictures
+            that were encoded; 0 keeps none.
     """
 
     max_model_len: int
@@ -54,6 +56,7 @@ class EngineConfig:
     banned_ids: frozenset[int] = frozenset()
     seed: int = 0
     prefix_cache: bool = True
+    feature_cache_bytes: int = 0
 
     @property
     def max_tokens(self) -> int:
@@ -79,7 +82,9 @@ class EngineMetrics:
     """Totals since the start, and the state now.
 
     Attributes:
-        prompt_tokens, completion_tokens: of prompts that ran, and of answers. images: pictures encoded.
+        prompt_tokens, completion_tokens: of prompts that ran, and of answers.
+        images: pictures encoded. feature_hits: pictures that were not, because their features were there.
+            feature_bytes: held for pictures to come.
         prefill_steps: steps that ran prompt tokens, beside whatever was decoding. decode_steps: all others.
         preemptions: how often a sequence gave its cache blocks back to start again later.
         prefix_hits: requests whose prompt began like one before. prefix_tokens: prompt tokens that did not run for it;
@@ -91,6 +96,8 @@ class EngineMetrics:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     images: int = 0
+    feature_hits: int = 0
+    feature_bytes: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
     preemptions: int = 0
@@ -109,9 +116,10 @@ class Engine:
         self.config = config
         self._make_decoder = make_decoder
         caches = allocate_cache(model.kv, config.num_blocks, config.block_size, config.dtype, config.device)
-        blocks = BlockManager(config.num_blocks, config.block_size)
-        self._scheduler = Scheduler(blocks, config.limits, config.prefix_cache)
         self._runner = Runner(model, caches, config.block_size, config.limits.max_image_values, config.device)
+        self._encoder = ImageEncoder(self._runner.encode, FeatureCache(config.feature_cache_bytes))
+        blocks = BlockManager(config.num_blocks, config.block_size)
+        self._scheduler = Scheduler(blocks, config.limits, config.prefix_cache, self._encoder.cache)
         self._sampler = Sampler(model.vocab_size, config.banned_ids, config.limits.max_num_seqs, config.device)
         self._sequences: dict[int, Sequence] = {}
         self._totals: Counter[str] = Counter()
@@ -124,6 +132,9 @@ class Engine:
         scheduler = self._scheduler
         return EngineMetrics(
             **dict(self._totals),
+            images=self._encoder.encoded,
+            feature_hits=self._encoder.hits,
+            feature_bytes=self._encoder.cache.num_bytes,
             prefix_hits=scheduler.prefix_hits,
             prefix_tokens=scheduler.prefix_tokens,
             running=len(scheduler.running),
@@ -185,7 +196,7 @@ class Engine:
         self._totals.update(
             preemptions=len(step.preempted), **{"prefill_steps" if step.is_prefill else "decode_steps": 1}
         )
-        failed = self._encode(step)
+        failed = self._encoder(step.runs)
         healthy = [run for run in step.runs if run.sequence.id not in failed]
         what = "running prompts" if step.is_prefill else "decoding"
         results = iter(run_in_halves(self._sample, healthy, what, lambda: release_cached(self.config.device)))
@@ -197,26 +208,6 @@ class Engine:
         logits = self._runner.logits(runs)
         sampled = iter(() if logits is None else self._sampler(logits, sequences))
         return [next(sampled) if run.samples else None for run in runs]
-
-    def _encode(self, step: Step) -> dict[int, Exception]:
-        """Put the features of the step's images into their sequences; why there are none, by request id."""
-        missing = [
-            (run.sequence, piece.image)
-            for run in step.runs
-            for piece in run.sequence.image_rows.pieces(run.start, run.stop)
-            if piece.image not in run.sequence.features
-        ]
-        if not missing:
-            return {}
-        self._totals.update(images=len(missing))
-        failed: dict[int, Exception] = {}
-        encoded = self._runner.encode([sequence.request.images[image] for sequence, image in missing])
-        for (sequence, image), features in zip(missing, encoded, strict=True):
-            if isinstance(features, Exception):
-                failed.setdefault(sequence.id, features)
-            else:
-                sequence.features[image] = features
-        return failed
 
     def _postprocess(self, step: Step, results: list[Result]) -> list[Event]:
         events = []
@@ -235,6 +226,7 @@ class Engine:
     def _accept(self, sequence: Sequence, result: Sampled) -> Event:
         if result.token_id == NO_TOKEN:
             self._scheduler.disown(sequence)
+            self._encoder.cache.forget(sequence.request.image_keys)
             return self._fail(
                 sequence, VLMError(f"the model's logits are not finite in {self.config.dtype}; try dtype='float32'")
             )

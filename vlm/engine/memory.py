@@ -77,7 +77,7 @@ def kv_budget(memory: MemoryInfo | None, fraction: float, working_bytes: int, kv
     """Bytes for the KV cache.
 
     What the caller asked for (`kv_cache_bytes`), else what `fraction` of the device leaves beside what is in use
-    and the `working_bytes` of a step, else a fixed budget for shared memory.
+    and the `working_bytes` of a step and of other caches, else a fixed budget for shared memory.
     """
     if kv_cache_bytes is not None:
         return kv_cache_bytes
@@ -88,8 +88,8 @@ def kv_budget(memory: MemoryInfo | None, fraction: float, working_bytes: int, kv
     if budget <= 0:
         raise UnsupportedModelError(
             f"gpu_memory_fraction={fraction} leaves nothing for the KV cache: of {memory.total / GIB:.1f} GiB, "
-            f"{used / GIB:.1f} are in use and a step needs {working_bytes / GIB:.1f}; raise the fraction, lower "
-            "max_batch_tokens or max_pixels, or free the device"
+            f"{used / GIB:.1f} are in use and a step and image features need {working_bytes / GIB:.1f}; raise the "
+            "fraction, lower max_batch_tokens, max_pixels or image_cache_gib, or free the device"
         )
     return budget
 

@@ -33,13 +33,11 @@ def block_hashes(sequence: Sequence, block_size: int, count: int) -> SequenceOf[
 
 def _hash(sequence: Sequence, start: int, stop: int, parent: bytes) -> bytes | None:
     assert stop <= sequence.num_tokens, "only full blocks have a hash"
-    keys = sequence.request.image_keys
     digest = hashlib.sha256(parent)
     digest.update(array("q", sequence.tokens(start, stop)).tobytes())
     digest.update(sequence.positions(start, stop).numpy().tobytes())
     for piece in sequence.image_rows.pieces(start, stop):
-        if not keys:
+        if (key := sequence.request.key_of(piece.image)) is None:
             return None
-        key = keys[piece.image]
         digest.update(struct.pack("<QQ", piece.first, len(key)) + key)
     return digest.digest()

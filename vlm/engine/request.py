@@ -42,6 +42,10 @@ class Request:
     image_keys: tuple[bytes, ...] = ()
     arrival: float = field(default_factory=time.perf_counter)
 
+    def key_of(self, image: int) -> bytes | None:
+        """The key of an image, by its number, where it has one."""
+        return self.image_keys[image] if self.image_keys else None
+
 
 @dataclass(eq=False)
 class Sequence:

@@ -11,6 +11,7 @@ hold already, whoever computed them; it shares these and never writes to them, a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
 
 from vlm.engine.blocks import BlockManager
@@ -63,8 +64,17 @@ class _Room:
 class Scheduler:
     """Sequences from arrival to end. Whoever calls `schedule` runs the step, then says `advance` and `remove`."""
 
-    def __init__(self, blocks: BlockManager, limits: Limits, prefix_cache: bool = False) -> None:
-        """`prefix_cache`: whether a sequence starts from blocks that hold what it begins with, where there are any."""
+    def __init__(
+        self,
+        blocks: BlockManager,
+        limits: Limits,
+        prefix_cache: bool = False,
+        known_images: Container[bytes | None] = (),
+    ) -> None:
+        """`prefix_cache`: whether a sequence starts from blocks that hold what it begins with, where there are any.
+
+        `known_images`: keys of the pictures whose features are at hand, so that they cost the encoder nothing.
+        """
         self.blocks = blocks
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
@@ -72,6 +82,7 @@ class Scheduler:
         self.prefix_hits = 0
         self.prefix_tokens = 0
         self._prefix_cache = prefix_cache
+        self._known_images = known_images
 
     @property
     def has_work(self) -> bool:
@@ -165,9 +176,10 @@ class Scheduler:
     def _affordable(self, sequence: Sequence, start: int, stop: int, room: _Room) -> int:
         """Where to stop so that the images up to there are within the encoder's budget; pays for them."""
         for piece in sequence.image_rows.pieces(start, stop):
-            if piece.image in sequence.features:
+            request = sequence.request
+            if piece.image in sequence.features or request.key_of(piece.image) in self._known_images:
                 continue
-            cost = sequence.request.images[piece.image].pixels.numel()
+            cost = request.images[piece.image].pixels.numel()
             if room.encodes and cost > room.image_values:
                 return max(start, sequence.image_rows.begin(piece.image))
             room.image_values -= cost
