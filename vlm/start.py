@@ -221,5 +221,5 @@ def _log_cache(config: EngineConfig, loaded: LoadedModel) -> None:
         tokens * bytes_per_token(loaded.model.kv, loaded.dtype) / GIB,
         tokens / config.max_tokens,
         f"{config.max_tokens:,}",
-        config.limits.max_num_seqs,
+        config.limits.seats,
     )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vlm.engine.blocks import BlockManager
@@ -154,17 +154,18 @@ def test_the_youngest_gives_way_when_blocks_run_out() -> None:
 
 def test_a_prompt_half_through_gives_way_too() -> None:
     s = scheduler(num_blocks=6, block_size=2, max_batch_tokens=3)
-    old, young = sequence(0, 1), sequence(1, 8)
+    old, young = sequence(0, 1), sequence(1, 8, image_values=10, image_tokens=6)
     s.add(old)
     take(s.schedule(), s)
     s.add(young)
     take(s.schedule(), s)
     assert young.num_cached == 2
+    assert young.features
     s.blocks.allocate(s.blocks.num_free)  # somebody else takes the rest
     step = take(s.schedule(), s)
     assert step.preempted == (young,)
     assert ids(step) == [0]  # it does not come back in the step that sent it away
-    assert (young.num_cached, young.block_table) == (0, [])
+    assert (young.num_cached, young.block_table, young.features) == (0, [], {})
 
 
 def test_a_preempted_sequence_comes_before_those_that_never_ran() -> None:
@@ -279,6 +280,15 @@ requests = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
+@example(  # the youngest gives way, and then needs fewer blocks, as the other one has computed the same prompt
+    requests=[(1, 1, 0, 1.0, 0), (19, 12, 0, 1.0, 0), (19, 11, 0, 1.0, 0)],
+    cancels={},
+    num_blocks=11,
+    max_num_seqs=2,
+    max_batch_tokens=3,
+    arrivals=1,
+    prefix_cache=True,
+)
 @given(
     requests=requests,
     cancels=st.dictionaries(st.integers(0, 13), st.integers(0, 30)),
@@ -340,6 +350,8 @@ def check_step(s: Scheduler, step: Step, alive: dict[int, Sequence]) -> None:
     written = [b for run in step.runs for b in run.sequence.block_table[run.start // s.blocks.block_size :]]
     assert all(held.count(b) == 1 for b in written)
     assert len(set(ids(step))) == len(step.runs)
+    assert not {x.id for x in step.preempted} & set(ids(step))
+    assert not any(x.features or x.block_table for x in s.waiting)
     assert sum(run.count for run in step.runs) <= s.limits.max_batch_tokens
     for run in step.runs:
         assert run.start == run.sequence.num_cached

@@ -149,7 +149,11 @@ class Scheduler:
         return runs, preempted
 
     def _prefill(self, room: _Room, admit: bool) -> list[Run]:
-        """Chunks of prompts. Nobody overtakes: the first that does not get all that is left of it is the last."""
+        """Chunks of prompts. Nobody overtakes: the first that does not get all that is left of it is the last.
+
+        `admit`: whether waiting ones may start. Not where somebody just gave way: that one is the first to wait, and
+        may fit again at once, where others have computed its prompt meanwhile.
+        """
         runs: list[Run] = []
         unfinished = [s for s in self.running if not s.decoding]
         for sequence in unfinished:
