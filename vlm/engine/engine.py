@@ -196,9 +196,7 @@ class Engine:
         if isinstance(result, Exception):
             return self._fail(sequence, result)
         if result.token_id == NO_TOKEN:
-            return self._fail(
-                sequence, VLMError(f"the model's logits are not finite in {self.config.dtype}; try dtype='float32'")
-            )
+            return self._fail(sequence, VLMError(_not_finite(self.config.dtype)))
         if sequence.first_token_at is None:
             sequence.first_token_at = time.perf_counter()
         sequence.output_ids.append(result.token_id)
@@ -224,6 +222,16 @@ class Engine:
             time_to_first_token=None if first is None else first - arrival,
             total_time=time.perf_counter() - arrival,
         )
+
+
+def _not_finite(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    remedy = (
+        "the checkpoint's weights are damaged (NaN, infinite or far too large): download them again"
+        if dtype == torch.float32
+        else "try dtype='float32'"
+    )
+    return f"the model's logits are not finite in {name}: {remedy}"
 
 
 def _first_error(features: list[torch.Tensor | Exception]) -> Exception | None:
