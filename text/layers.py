@@ -52,6 +52,12 @@ class DecoderConfig:
     sliding_window: int | None = None
     windowed: tuple[bool, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} attention heads are no multiple of {self.num_kv_heads} key/value heads")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd, which rotary positions do not allow")
+
     def group_of(self, layer: int) -> str:
         """The layer group of a layer: "text", or "text.window" where it slides."""
         return "text.window" if self.windowed and self.windowed[layer] else "text"

@@ -19,7 +19,7 @@ from vlm.engine.request import Event
 from vlm.engine.thread import CLOSED, EngineThread
 from vlm.errors import VLMError
 from vlm.logs import configure
-from vlm.many import ManyRun, OnError, Window, check_iterable, check_on_error
+from vlm.many import ManyRun, OnError, Window, check_iterable, check_on_error, check_ordered
 from vlm.outputs import Chunk, Output, Usage
 from vlm.params import CAPTION_MAX_TOKENS, ResolvedParams, SamplingParams
 from vlm.prepare import Messages, Prepared, caption_messages
@@ -49,7 +49,7 @@ class VLM:
             earlier one (the same pictures included) starts behind it. `metrics()` says how often that helped.
         deterministic: True is refused: this version does not promise answers that are bit-identical in every batch.
         trust_remote_code: accepted; no code of a checkpoint is ever run, whichever the value.
-        revision: branch, tag or commit of a hub repository.
+        revision: branch, tag or commit of a hub repository; refused with a local folder.
         load_format: "auto" reads the weights; "dummy" makes random ones of the config's shape, for benchmarks.
         max_num_seqs: requests that run at once; None: 256 on a GPU, 64 on a CPU.
         kv_cache_gib: memory of the KV cache; None: what gpu_memory_fraction leaves on a GPU, at most 1 GiB on a CPU.
@@ -116,8 +116,8 @@ class VLM:
         """Describe one image. `prompt` None asks "Describe this image."; `params` may allow more than 256 tokens.
 
         An image is a path, an http(s) URL, a data: URI, bytes, a binary file, a PIL image, an HWC uint8 array or
-        tensor, or a `vlm.Image`. Raises ImageDecodeError, FileNotFoundError or FetchError for one that cannot be
-        had.
+        tensor, or a `vlm.Image`, which says how to read one of these. Raises ImageDecodeError, FileNotFoundError or
+        FetchError for one that cannot be had.
         """
         return self._answer(caption_messages(image, prompt), self._caption_params(params))
 
@@ -197,6 +197,7 @@ class VLM:
 
     def count_tokens(self, messages: Messages) -> Usage:
         """Tokens that a conversation costs. The model is not run; of pictures only the header is read."""
+        self._check_open()
         return self._preparer.count(messages)
 
     def attention_report(self) -> list[Decision]:
@@ -212,17 +213,21 @@ class VLM:
         self._finalizer()
 
     def __enter__(self) -> VLM:
+        self._check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise VLMError(CLOSED)
+
     def _caption_params(self, params: SamplingParams | None) -> ResolvedParams:
         return self._preparer.resolve(params, CAPTION_MAX_TOKENS)
 
     def _prepare(self, request_id: int, messages: Messages, params: ResolvedParams) -> Prepared:
-        if not self._finalizer.alive:
-            raise VLMError(CLOSED)
+        self._check_open()
         return self._preparer.prepare(request_id, messages, params)
 
     async def _aprepare(self, messages: Messages, params: ResolvedParams) -> Prepared:
@@ -258,6 +263,7 @@ class VLM:
 
     def _many(self, inputs: Iterable[Any], prepare: Any, on_error: OnError, ordered: bool) -> Iterator[Output]:
         check_on_error(on_error)
+        check_ordered(ordered)
         window = Window(2 * self._max_num_seqs, 2 * self._threads, MAX_PREPARED_BYTES)
         run = ManyRun(self._engine, self._pool, prepare, self._next_id, window, ordered, on_error)
         return run.outputs(inputs)

@@ -37,6 +37,7 @@ class Answer:
             usage=event.usage,
             image_sizes=self.prepared.image_sizes,
             source_sizes=self.prepared.source_sizes,
+            source_frames=self.prepared.source_frames,
             logprobs=event.logprobs,
             error=event.error,
             metrics=Metrics(event.time_to_first_token, event.total_time),

@@ -42,6 +42,11 @@ def check_on_error(on_error: str) -> None:
         raise PromptError(f"on_error={on_error!r}: use 'record' or 'raise'")
 
 
+def check_ordered(ordered: bool) -> None:
+    if not isinstance(ordered, bool):
+        raise PromptError(f"ordered={ordered!r}: ordered must be True or False")
+
+
 def check_iterable(inputs: Any, what: str) -> None:
     """A single input passed for many would be walked by character or by pixel: refuse it."""
     single = (

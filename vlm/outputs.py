@@ -43,6 +43,8 @@ class Output:
         text: the answer, "" when `error` is set. token_ids: generated ids, the stop token included.
         image_sizes: (width, height) of each image as the model saw it, after resizing.
         source_sizes: (width, height) of each image as it came, upright.
+        source_frames: frames or pages that the source of each image holds. Where it is more than 1, the model saw one
+            of them: the first, or the one that `vlm.Image.open(source, frame=...)` named.
         logprobs: one entry a generated token where SamplingParams.logprobs asked for it, else None.
         error: the exception of a failed input, else None.
     """
@@ -57,6 +59,7 @@ class Output:
     error: BaseException | None = None
     metrics: Metrics = Metrics()
     source_sizes: tuple[tuple[int, int], ...] = ()
+    source_frames: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

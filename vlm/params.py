@@ -6,13 +6,14 @@ generation_config.json and gives the engine a value without gaps. Pure data: imp
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
-from vlm.errors import PromptError, UnsupportedModelError
+from vlm.errors import CheckpointError, PromptError, UnsupportedModelError
 
 CAPTION_MAX_TOKENS = 256
 CHAT_MAX_TOKENS = 1024
@@ -21,21 +22,41 @@ GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 100
 
 
-def _number(name: str, value: Any, rule: str, low: float, high: float, low_open: bool = False) -> None:
-    """Raise PromptError unless `value` is None or a finite number in [low, high], or (low, high] when `low_open`."""
-    if value is None:
-        return
-    ok = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low < value if low_open else low <= value) or value > high:
-        raise PromptError(f"{name}={value!r}: {name} must be {rule}")
+@dataclass(frozen=True)
+class _Rule:
+    """Which values a parameter takes: finite numbers from `low` (above it when `low_open`) to `high`; None is unset."""
+
+    says: str
+    low: float
+    high: float = sys.float_info.max
+    low_open: bool = False
+    whole: bool = False
+
+    def allows(self, value: Any) -> bool:
+        if value is None:
+            return True
+        is_number = isinstance(value, Integral if self.whole else Real) and not isinstance(value, bool)
+        # The comparison is false for NaN.
+        return is_number and bool(self.low <= value <= self.high) and not (self.low_open and value == self.low)
 
 
-def _integer(name: str, value: Any, rule: str, low: int, high: int | None = None) -> None:
-    if value is None:
-        return
-    ok = isinstance(value, Integral) and not isinstance(value, bool)
-    if not ok or value < low or (high is not None and value > high):
-        raise PromptError(f"{name}={value!r}: {name} must be {rule}")
+_TOKEN_ID = _Rule("a token id, an integer from 0", 0, whole=True)
+_RULES = {
+    "temperature": _Rule("a finite number, 0 or more", 0),
+    "top_p": _Rule("a number above 0 and at most 1", 0, 1, low_open=True),
+    "top_k": _Rule("an integer, 1 or more, or 0 or -1 for off", -1, whole=True),
+    "min_p": _Rule("a number from 0 to 1", 0, 1),
+    "max_tokens": _Rule("an integer, 1 or more", 1, whole=True),
+    "seed": _Rule("an integer, 0 or more", 0, whole=True),
+    "repetition_penalty": _Rule("a finite number above 0", 0, low_open=True),
+    "presence_penalty": _Rule("a number from -2 to 2", -2, 2),
+    "frequency_penalty": _Rule("a number from -2 to 2", -2, 2),
+    "logprobs": _Rule(f"an integer from 0 to {MAX_LOGPROBS}", 0, MAX_LOGPROBS, whole=True),
+    "repetition_limit": _Rule("an integer, 2 or more", 2, whole=True),
+    "n": _Rule("an integer, 1 or more", 1, whole=True),
+}
+# Values that leave a filter off: to ask for one of them is not to ask for sampling.
+_OFF = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +65,8 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 is greedy (so is anything below 1e-5). Unset: the model's own setting, which is greedy unless its
-            generation_config says `do_sample`; where the caller sets top_p, top_k or min_p, sampling at temperature 1.
+            generation_config says `do_sample`; where the caller switches top_p, top_k or min_p on, sampling at
+            temperature 1.
         top_p: keep the most likely tokens up to this probability, in (0, 1]. 1 is off.
         top_k: keep this many of the most likely tokens. 0 or -1 is off.
         min_p: drop tokens below this fraction of the most likely one's probability, in [0, 1]. 0 is off.
@@ -98,23 +120,18 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, "a finite number, 0 or more", 0.0, math.inf)
-        _number("top_p", self.top_p, "a number above 0 and at most 1", 0.0, 1.0, low_open=True)
-        _integer("top_k", self.top_k, "an integer, 1 or more, or 0 or -1 for off", -1)
-        _number("min_p", self.min_p, "a number from 0 to 1", 0.0, 1.0)
-        _integer("max_tokens", self.max_tokens, "an integer, 1 or more", 1)
-        _integer("seed", self.seed, "an integer, 0 or more", 0)
-        _number("repetition_penalty", self.repetition_penalty, "a finite number above 0", 0.0, math.inf, low_open=True)
-        _number("presence_penalty", self.presence_penalty, "a number from -2 to 2", -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, "a number from -2 to 2", -2.0, 2.0)
-        _integer("logprobs", self.logprobs, f"an integer from 0 to {MAX_LOGPROBS}", 0, MAX_LOGPROBS)
-        _integer("repetition_limit", self.repetition_limit, "an integer, 2 or more", 2)
-        _integer("n", self.n, "an integer, 1 or more", 1)
-        for text in self.stop_strings:
-            if not isinstance(text, str) or not text:
-                raise PromptError(f"stop={self.stop!r}: stop must be a string or strings, none of them empty")
-        for token_id in self.stop_token_ids or ():
-            _integer("stop_token_ids", token_id, "a sequence of token ids, integers from 0", 0)
+        for name, rule in _RULES.items():
+            if not rule.allows(value := getattr(self, name)):
+                raise PromptError(f"{name}={value!r}: {name} must be {rule.says}")
+        if not isinstance(self.ignore_eos, bool):
+            raise PromptError(f"ignore_eos={self.ignore_eos!r}: ignore_eos must be True or False")
+        strings = self.stop_strings if isinstance(self.stop, Iterable) or self.stop is None else (None,)
+        if not all(isinstance(text, str) and text for text in strings):
+            raise PromptError(f"stop={self.stop!r}: stop must be a string or strings, none of them empty")
+        if (ids := self.stop_token_ids) is not None and not _all_ids(ids):
+            raise PromptError(
+                f"stop_token_ids={ids!r}: stop_token_ids must be a sequence of token ids, integers from 0"
+            )
         self._refuse_what_is_not_served()
 
     def _refuse_what_is_not_served(self) -> None:
@@ -176,13 +193,40 @@ def id_set(value: Any) -> frozenset[int]:
     return frozenset(value if isinstance(value, Iterable) else (value,))
 
 
+def _all_ids(value: Any) -> bool:
+    ids = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    return ids and all(i is not None and _TOKEN_ID.allows(i) for i in value)
+
+
+def check_generation_config(config: Mapping[str, Any], file: str) -> None:
+    """Raise CheckpointError for an entry of generation_config.json that `resolve` or the engine could not use.
+
+    Args:
+        config: the entries. file: how messages call the file that they come from.
+    """
+    ours = {"max_new_tokens": "max_tokens"}
+    for name in ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty"):
+        rule = _RULES[ours.get(name, name)]
+        if not rule.allows(config.get(name)):
+            raise CheckpointError(f"{file}: {name} is {config[name]!r}, but must be {rule.says}")
+    if not isinstance(config.get("do_sample"), (bool, NoneType)):
+        raise CheckpointError(f"{file}: do_sample is {config['do_sample']!r}, but must be true or false")
+    for name in ("eos_token_id", "suppress_tokens"):
+        value = config.get(name)
+        if value is not None and not _all_ids(value if isinstance(value, list) else [value]):
+            raise CheckpointError(f"{file}: {name} is {value!r}, but must be a token id or a list of them")
+    words = config.get("bad_words_ids") or []
+    if not isinstance(words, list) or not all(isinstance(word, list) and word and _all_ids(word) for word in words):
+        raise CheckpointError(f"{file}: bad_words_ids is {words!r}, but must be a list of lists of token ids")
+
+
 def _first(*values: Any) -> Any:
     """The first that is set."""
     return next(value for value in values if value is not None)
 
 
 def _temperature(params: SamplingParams, config: Mapping[str, Any]) -> float:
-    asked_to_sample = any(value is not None for value in (params.top_p, params.top_k, params.min_p))
+    asked_to_sample = any(getattr(params, name) not in off for name, off in _OFF.items())
     if params.temperature is None and not (asked_to_sample or config.get("do_sample")):
         return 0.0
     temperature = float(_first(params.temperature, config.get("temperature"), 1.0))

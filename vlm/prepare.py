@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from vlm.engine.request import Request
+from vlm.errors import ImageDecodeError, PromptError
 from vlm.families.base import Family, ImageProcessor
-from vlm.images import load_image, read_size
+from vlm.images import KINDS, load_image, read_size
 from vlm.outputs import Usage
 from vlm.params import CHAT_MAX_TOKENS, ResolvedParams, SamplingParams, resolve
 from vlm.prompt.builder import PromptBuilder
@@ -32,11 +33,17 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A request, and what its output says of its pictures: (width, height) as the model sees them and as they came."""
+    """A request, and what its output says of its pictures.
+
+    Attributes:
+        image_sizes, source_sizes: (width, height) as the model sees them and as they came.
+        source_frames: frames or pages that the source of each holds.
+    """
 
     request: Request
     image_sizes: tuple[tuple[int, int], ...]
     source_sizes: tuple[tuple[int, int], ...]
+    source_frames: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -70,6 +77,9 @@ class Preparer:
     def resolve(self, params: SamplingParams | None, default_max_tokens: int = CHAT_MAX_TOKENS) -> ResolvedParams:
         """Parameters without gaps; a stop string that spells a special token stops at the token's id."""
         resolved = resolve(params, self.generation_config, default_max_tokens=default_max_tokens)
+        vocab_size = self.config.text.vocab_size
+        if outside := [i for i in (params and params.stop_token_ids) or () if i >= vocab_size]:
+            raise PromptError(f"stop_token_ids has {outside[0]}, but the model's ids end at {vocab_size - 1}")
         spelled = {text: self.tokenizer.token_id(text) for text in resolved.stop}
         special = {i for i in spelled.values() if i is not None and i in self.tokenizer.special_ids}
         if not special:
@@ -97,7 +107,12 @@ class Preparer:
             image_keys=tuple(image_key(p.image, self._settings) for p in pictures) if self.keys else (),
             arrival=arrival,
         )
-        return Prepared(request, tuple(plan.size for plan in plans), tuple(p.original_size for p in pictures))
+        return Prepared(
+            request,
+            image_sizes=tuple(plan.size for plan in plans),
+            source_sizes=tuple(picture.original_size for picture in pictures),
+            source_frames=tuple(picture.num_frames for picture in pictures),
+        )
 
     def count(self, messages: Messages) -> Usage:
         """Tokens of a prompt; pictures are read no further than their header."""
@@ -138,5 +153,9 @@ def fingerprint(value: Any) -> bytes:
 
 def caption_messages(image: Any, prompt: str | None) -> Messages:
     """The conversation that asks for a caption of one image."""
+    if image is None:
+        raise ImageDecodeError(f"None is no image: pass {KINDS}")
     text = DEFAULT_PROMPT if prompt is None else prompt
+    if not isinstance(text, str):
+        raise PromptError(f"prompt must be a string or None, not a {type(text).__name__}")
     return [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": text}]}]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from vlm.attention.platform import Platform
@@ -18,8 +21,8 @@ from vlm.engine.trial import working_bytes
 from vlm.errors import PromptError, UnsupportedModelError
 from vlm.families.base import ImageProcessor
 from vlm.loading.folder import ModelFolder, resolve_folder
-from vlm.loading.model import LoadedModel, load_model
-from vlm.params import id_set
+from vlm.loading.model import LoadedModel, load_model, read_config
+from vlm.params import check_generation_config, id_set
 from vlm.prepare import Preparer
 from vlm.prompt.builder import PromptBuilder
 from vlm.prompt.template import load_template
@@ -47,6 +50,19 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Arguments of `VLM` that have one type, or two: their names, the types, and how messages call these.
+_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("model",), (str, PathLike, NoneType), "a folder, a hub id or None"),
+    (("dtype", "device", "load_format"), (str,), "a string"),
+    (("revision",), (str, NoneType), "a string or None"),
+    (("enable_prefix_cache", "deterministic", "trust_remote_code"), (bool,), "True or False"),
+)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The arguments of `VLM`; see there."""
@@ -71,18 +87,22 @@ class Settings:
 
     def check(self) -> None:
         """Refuse what can be refused before anything is loaded."""
+        for names, types, what in _TYPES:
+            for name in names:
+                if not isinstance(value := getattr(self, name), types):
+                    raise PromptError(f"{name}={value!r}: {name} must be {what}")
         for name in ("max_model_len", "max_pixels", "max_batch_tokens", "max_num_seqs"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise PromptError(f"{name}={value!r}: {name} must be an integer, 1 or more, or None")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise PromptError(f"seed={self.seed!r}: seed must be an integer, 0 or more")
-        if not 0 < self.gpu_memory_fraction <= 1:
+        if not _is_number(self.gpu_memory_fraction) or not 0 < self.gpu_memory_fraction <= 1:
             raise PromptError(f"gpu_memory_fraction={self.gpu_memory_fraction!r} must be above 0 and at most 1")
-        if self.kv_cache_gib is not None and not self.kv_cache_gib > 0:
-            raise PromptError(f"kv_cache_gib={self.kv_cache_gib!r} must be above 0, or None")
-        if not self.image_cache_gib >= 0:
-            raise PromptError(f"image_cache_gib={self.image_cache_gib!r} must be 0 or more")
+        if (gib := self.kv_cache_gib) is not None and (not _is_number(gib) or not 0 < gib < math.inf):
+            raise PromptError(f"kv_cache_gib={gib!r} must be a number above 0, or None")
+        if not _is_number(self.image_cache_gib) or not 0 <= self.image_cache_gib < math.inf:
+            raise PromptError(f"image_cache_gib={self.image_cache_gib!r} must be a number, 0 or more")
         if self.deterministic:
             raise UnsupportedModelError(
                 "deterministic=True (answers that do not depend on the batch, bit by bit) is not served by this version"
@@ -102,7 +122,13 @@ def start(settings: Settings, environ: Mapping[str, str], progress: bool = True)
     """Load the model and lay out its cache. Raises VLMError of the kind that fits; nothing is left behind then."""
     settings.check()
     preferences = read_preferences(settings.attention, environ)
-    folder = ModelFolder(resolve_folder(settings.model or environ.get("VLM_MODEL") or None, settings.revision))
+    model = settings.model if settings.model is not None else environ.get("VLM_MODEL") or None
+    folder = ModelFolder(resolve_folder(model, settings.revision))
+    # What is small first: reading the weights takes long.
+    family, family_config = read_config(folder)
+    overrides = {} if settings.max_pixels is None else {"max_pixels": settings.max_pixels}
+    processor = family.image_processor(folder.preprocessor_config, family_config, overrides)
+    generation = _generation_config(folder)
     tokenizer = load_tokenizer(folder.path)
     platform = Platform.detect(settings.device)
     loaded = load_model(
@@ -116,9 +142,6 @@ def start(settings: Settings, environ: Mapping[str, str], progress: bool = True)
         seed=settings.seed,
     )
     log.info("attention: %s", ", ".join(f"{d.group} {d.backend} ({d.source})" for d in loaded.decisions))
-    overrides = {} if settings.max_pixels is None else {"max_pixels": settings.max_pixels}
-    processor = loaded.family.image_processor(folder.preprocessor_config, loaded.config, overrides)
-    generation = _generation_config(folder)
     config = engine_config(settings, loaded, processor, _banned(loaded, generation))
     engine = Engine(loaded.model, config, tokenizer.stream_decoder)
     template = load_template(folder.path)
@@ -194,10 +217,12 @@ def _trial(loaded: LoadedModel, processor: ImageProcessor, limits: Limits, max_m
 def _generation_config(folder: ModelFolder) -> Mapping[str, Any]:
     """generation_config.json; where it has no end-of-sequence id, with that of config.json, as in older checkpoints."""
     generation = dict(folder.generation_config)
+    check_generation_config(generation, str(folder.path / "generation_config.json"))
     text = folder.config.get("text_config")
     for config in (folder.config, text if isinstance(text, Mapping) else {}):
         if generation.get("eos_token_id") is None and config.get("eos_token_id") is not None:
             generation["eos_token_id"] = config["eos_token_id"]
+            check_generation_config({"eos_token_id": config["eos_token_id"]}, str(folder.path / "config.json"))
     for name in NOT_SERVED:
         if generation.get(name) not in NOT_SERVED[name]:
             log.warning("generation_config.json sets %s=%r, which this version does not apply", name, generation[name])

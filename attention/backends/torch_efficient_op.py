@@ -64,13 +64,13 @@ class EfficientKernel:
         raise AssertionError("this kernel does not read the cache")
 
 
-def blind_rows(segments: Segments, causal: bool) -> list[int]:
-    """Queries that see no key: those of sequences without keys, and, causal, those that stand before the first."""
+def blind_rows(segments: Segments) -> list[int]:
+    """Queries that see no key: those of sequences without keys. Causal segments are an encoder's, as long in queries as
+    in keys, so that every query sees one."""
     rows: list[int] = []
     starts = [0, *accumulate(segments.lengths_q)]
     for start, len_q, len_k in zip(starts, segments.lengths_q, segments.lengths_k, strict=False):
-        blind = len_q if len_k == 0 else max(0, len_q - len_k) if causal else 0
-        rows += range(start, start + blind)
+        rows += range(start, start + len_q) if len_k == 0 else ()
     return rows
 
 
@@ -78,10 +78,9 @@ class EfficientSegments:
     """Encoder self-attention and cross-attention (vlm.attention.op.SegmentAttention)."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        causal = "causal" in spec.features
         self._attend = PackedSegments(EfficientKernel(spec))
         self._blind: PlanCache[Segments, torch.Tensor] = PlanCache(
-            lambda s: torch.tensor(blind_rows(s, causal), dtype=torch.int64, device=s.cu_seqlens_q.device)
+            lambda s: torch.tensor(blind_rows(s), dtype=torch.int64, device=s.cu_seqlens_q.device)
         )
 
     def __call__(

@@ -63,6 +63,7 @@ REFUSED = {
         "softcap": "feature:softcap",
         "sinks": "feature:sinks",
         "window": "feature:sliding_window",
+        "cross-causal": r"feature:causal \(not in cross-attention",
     },
     "fa2": {"sinks": "feature:sinks"},
     "fa3": {"sinks": "feature:sinks"},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from vlm.engine.engine import _not_finite
 from vlm.engine.request import Request
 from vlm.engine.runner import image_batches
 from vlm.errors import ContextLengthError, PromptError, VLMError
@@ -185,8 +186,15 @@ def test_logits_that_are_not_finite_end_that_request_only(fake: Fake) -> None:
     engine.add(bad)
     engine.add(good)
     done = fake.run(engine)
-    assert "not finite" in str(done[0].last.error)
+    assert str(done[0].last.error).startswith("the model's logits are not finite in float32: ")
+    assert "weights are damaged" in str(done[0].last.error)
     assert done[1].ids == expected(fake, good, 8)
+
+
+def test_only_16_bits_may_be_the_reason_for_logits_that_are_not_finite() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        assert _not_finite(dtype).endswith("try dtype='float32'")
+    assert "try dtype" not in _not_finite(torch.float32)
 
 
 def test_cancelling_while_waiting_and_while_running(fake: Fake) -> None:

@@ -126,7 +126,8 @@ def test_configs_written_by_transformers_are_read(model_type, vlm_tiny_checkpoin
     ("base", "change", "error", "says"),
     [
         (QWEN_3B, {"vision_config": None}, CheckpointError, "'vision_config' is missing"),
-        (QWEN_3B, {"vocab_size": "many"}, CheckpointError, "the text part is not valid.*many"),
+        (QWEN_3B, {"vocab_size": "many"}, CheckpointError, "config.json: vocab_size is 'many', but must be a whole"),
+        (QWEN_3B, {"vocab_size": None}, CheckpointError, "the text part lacks the field 'vocab_size'"),
         (QWEN_3B, {"hidden_size": 4096, "num_attention_heads": 32}, CheckpointError, "out_hidden_size 2048"),
         (QWEN_3B, {"hidden_act": "gelu"}, UnsupportedModelError, "gelu"),
         (QWEN_3B, {"rope_scaling": {"type": "dynamic", "factor": 2}}, UnsupportedModelError, "dynamic"),
@@ -139,3 +140,63 @@ def test_configs_written_by_transformers_are_read(model_type, vlm_tiny_checkpoin
 def test_wrong_configs_are_refused_by_field(base, change, error, says):
     with pytest.raises(error, match=says):
         get_family(base["model_type"]).parse(base | change)
+
+
+@pytest.mark.parametrize(
+    ("base", "part", "key", "values"),
+    [
+        (QWEN_3B, "", "hidden_size", (-1, 0, True, 2.5, 10**12)),
+        (QWEN_3B, "", "num_attention_heads", (0,)),
+        (QWEN_3B, "", "num_key_value_heads", (0, -2)),
+        (QWEN_3B, "", "max_position_embeddings", (0, -1)),
+        (QWEN_3B, "", "image_token_id", (-1, "x", 1 << 40)),
+        (QWEN_3B, "", "video_token_id", (-1,)),
+        (QWEN_3B, "", "vision_start_token_id", (-1,)),
+        (QWEN_3B, "", "sliding_window", (-1,)),
+        (QWEN_3B, "", "rms_norm_eps", (0, "x", float("nan"), float("inf"))),
+        (QWEN_3B, "rope_scaling", "mrope_section", (3, [-1, 65], ["x"])),
+        (QWEN_3B, "vision_config", "patch_size", (0, -14)),
+        (QWEN_3B, "vision_config", "num_heads", (0,)),
+        (QWEN_3B, "vision_config", "spatial_merge_size", (0,)),
+        (QWEN_3B, "vision_config", "depth", (0,)),
+        (QWEN_3B, "vision_config", "in_channels", (1, -1)),
+        (QWEN_3B, "vision_config", "fullatt_block_indexes", (7, [-1])),
+        (SMOLVLM_256M, "", "scale_factor", (0, -1, "x")),
+        (SMOLVLM_256M, "vision_config", "patch_size", (0,)),
+        (SMOLVLM_256M, "vision_config", "num_attention_heads", (0,)),
+        (SMOLVLM_256M, "vision_config", "num_channels", (-1, 1)),
+        (SMOLVLM_256M, "text_config", "intermediate_size", (-1,)),
+        (SMOLVLM_256M, "text_config", "rope_theta", (0, -1)),
+    ],
+)
+def test_numbers_that_make_no_sense_are_named_with_their_place(base, part, key, values):
+    for value in values:
+        change = {key: value} if not part else {part: base[part] | {key: value}}
+        place = f"{part}.{key}" if part else key
+        with pytest.raises(CheckpointError, match=f"^config.json: {place} is .*, but must be ") as raised:
+            get_family(base["model_type"]).parse(base | change)
+        assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"), [({"num_key_value_heads": 2}, "no multiple of 2"), ({"head_dim": 63}, "63 is odd")]
+)
+def test_heads_that_do_not_fit_are_refused(change, says):
+    with pytest.raises(CheckpointError, match=f"text_config is not valid: .*{says}"):
+        get_family("smolvlm").parse(SMOLVLM_256M | {"text_config": SMOLVLM_256M["text_config"] | change})
+
+
+@pytest.mark.parametrize(
+    ("base", "preprocessor", "says"),
+    [
+        (QWEN_3B, {"patch_size": 7}, "patch_size is 7, but config.json: vision_config.patch_size is 14"),
+        (QWEN_3B, {"merge_size": 1}, "merge_size is 1, but config.json: vision_config.spatial_merge_size is 2"),
+        (QWEN_3B, {"temporal_patch_size": 1}, "temporal_patch_size is 1, but .*vision_config.temporal_patch_size is 2"),
+        (SMOLVLM_256M, {}, "max_image_size is 364, but config.json: vision_config.image_size is 512"),
+        (SMOLVLM_256M, {"max_image_size": {"longest_edge": 384}}, "max_image_size is 384, but .* is 512"),
+    ],
+)
+def test_a_preprocessor_of_another_model_is_refused(base, preprocessor, says):
+    family = get_family(base["model_type"])
+    with pytest.raises(CheckpointError, match=f"^preprocessor_config.json: {says}; .*do not belong together"):
+        family.image_processor(preprocessor, family.parse(base), {})

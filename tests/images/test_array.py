@@ -50,6 +50,12 @@ def test_floats_outside_0_and_1_are_refused_with_their_range(bad: float) -> None
         load_image(array)
 
 
+def test_a_tensor_without_values_is_refused() -> None:
+    for tensor in (torch.empty(4, 4, 3, device="meta"), torch.eye(4).to_sparse()):
+        with pytest.raises(ImageDecodeError, match="a Tensor cannot be read as an array"):
+            load_image(tensor)
+
+
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "complex64", "object", "<U3"])
 def test_other_types_are_refused_by_name(dtype: str) -> None:
     with pytest.raises(ImageDecodeError, match=r"shape \(3, 4, 3\)"):

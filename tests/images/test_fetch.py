@@ -206,7 +206,7 @@ def test_private_addresses_are_refused_before_a_connection(host: str, monkeypatc
         raise AssertionError("connected")
 
     monkeypatch.setattr(httpcore.SyncBackend, "connect_tcp", connect)
-    with pytest.raises(FetchError, match="not a public address; allow_private=True"):
+    with pytest.raises(FetchError, match=r"not a public address; vlm\.Image\.open\(url, allow_private=True\)"):
         load_image(f"http://{host}/picture.png")
 
 

@@ -172,6 +172,7 @@ def test_qwen_overrides_that_are_wrong(overrides: dict[str, Any], message: str) 
         {"resample": 17},
         {"image_mean": [0.5, 0.5]},
         {"image_std": [0.5, 0.0, 0.5]},
+        {"rescale_factor": "x"},
     ],
 )
 def test_configs_that_cannot_be_used_name_the_file(change: dict[str, Any]) -> None:

@@ -25,14 +25,25 @@ def test_none_is_the_embedded_model(monkeypatch, tmp_path):
         resolve_folder(None)
 
 
-@pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c", "owner/na me", ""])
+@pytest.mark.parametrize(
+    "model", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c", "owner/na me", "~nobody-here/m"]
+)
 def test_what_is_neither_folder_nor_hub_id_is_refused_without_a_network(model, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
-    if model:
-        with pytest.raises(CheckpointError, match="there is no folder"):
-            resolve_folder(model)
-    else:
-        assert resolve_folder(model).is_dir()  # "" is the current folder, as everywhere
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        resolve_folder(model)
+
+
+def test_an_empty_string_is_neither_the_current_folder_nor_the_embedded_model():
+    with pytest.raises(CheckpointError, match="an empty string"):
+        resolve_folder("")
+
+
+def test_a_folder_has_no_revisions(tmp_path):
+    with pytest.raises(CheckpointError, match=r"revision='main' is for hub models"):
+        resolve_folder(tmp_path, "main")
+    with pytest.raises(CheckpointError, match=r"revision='main' is for hub models"):
+        resolve_folder(None, "main")
 
 
 def test_a_file_is_no_folder(tmp_path):
@@ -108,6 +119,13 @@ def test_configs_are_read(tmp_path):
 def test_the_image_processor_may_be_nested_in_the_processor(tmp_path):
     write(tmp_path, "processor_config.json", {"image_seq_len": 64, "image_processor": {"do_pad": True}})
     assert ModelFolder(tmp_path).preprocessor_config == {"do_pad": True}
+
+
+def test_a_broken_processor_config_is_not_passed_over(tmp_path):
+    write(tmp_path, "preprocessor_config.json", {"do_resize": True})
+    write(tmp_path, "processor_config.json", "{")
+    with pytest.raises(CheckpointError, match=r"processor_config\.json is not valid JSON"):
+        _ = ModelFolder(tmp_path).preprocessor_config
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def refused(folder, says, reached, error=CheckpointError):
     return str(raised.value)
 
 
+def alone(message):
+    """What is wrong with a file is told without what follows from it."""
+    assert "\n" not in message
+    assert "missing tensor" not in message
+
+
 def test_every_weight_arrives_where_it_belongs(copy):
     """Merged projections hold their sources in order, and nothing keeps what memory held before."""
     stored = load_file(copy / "model.safetensors")
@@ -91,7 +97,7 @@ def test_missing_extra_and_misshapen_tensors_are_listed_together(copy, no_memory
         tensors["model.text_model.layers.9.input_layernorm.weight"] = torch.zeros(60)
 
     rewrite(copy, change)
-    message = refused(copy, "4 problems", no_memory_before_the_check)
+    message = refused(copy, "do not fit its config.json: 4 problems", no_memory_before_the_check)
     assert "missing tensor model.text_model.norm.weight" in message
     assert "model.text_model.layers.0.mlp.down_proj.weight has shape [60, 95], expected [60, 96]" in message
     assert "self_attn.k_proj.weight [21, 60]" in message
@@ -109,30 +115,40 @@ def test_only_the_first_ten_problems_are_listed(copy, no_memory_before_the_check
 def test_a_truncated_file_is_named(copy, no_memory_before_the_check):
     file = copy / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    refused(copy, "model.safetensors is truncated", no_memory_before_the_check)
+    alone(refused(copy, "model.safetensors is truncated", no_memory_before_the_check))
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 4) + b"nope"])
 def test_files_that_are_no_safetensors_are_named(content, copy, no_memory_before_the_check):
     (copy / "model.safetensors").write_bytes(content)
-    refused(copy, "model.safetensors (is truncated|has a damaged header)", no_memory_before_the_check)
+    alone(refused(copy, "model.safetensors (is truncated|has a damaged header)", no_memory_before_the_check))
 
 
 def test_a_git_lfs_pointer_is_recognised(copy, no_memory_before_the_check):
     (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n")
-    refused(copy, "git lfs pull", no_memory_before_the_check)
+    alone(refused(copy, "git lfs pull", no_memory_before_the_check))
 
 
 def test_a_missing_shard_is_named_with_what_it_held(sharded, no_memory_before_the_check):
     gone = sorted(sharded.glob("*.safetensors"))[2]
     gone.unlink()
-    refused(sharded, rf"{gone.name} is missing; .* lists \d+ tensors in it", no_memory_before_the_check)
+    alone(refused(sharded, rf"{gone.name} is missing; .* lists \d+ tensors in it", no_memory_before_the_check))
 
 
 def test_a_truncated_shard_is_named(sharded, no_memory_before_the_check):
     cut = sorted(sharded.glob("*.safetensors"))[1]
     cut.write_bytes(cut.read_bytes()[:-8])
-    refused(sharded, rf"{cut.name} is truncated", no_memory_before_the_check)
+    alone(refused(sharded, rf"{cut.name} is truncated", no_memory_before_the_check))
+
+
+def test_all_shards_that_cannot_be_used_are_listed(sharded, no_memory_before_the_check):
+    first, second, *_ = sorted(sharded.glob("*.safetensors"))
+    first.unlink()
+    second.write_bytes(b"")
+    message = refused(sharded, "cannot be read: 2 problems", no_memory_before_the_check)
+    assert f"\n  {first.name} is missing" in message
+    assert f"\n  {second.name} is truncated" in message
+    assert "missing tensor" not in message
 
 
 def test_a_tensor_that_the_index_promises_must_be_there(sharded, no_memory_before_the_check):
@@ -181,8 +197,11 @@ def edit_config(folder, **fields):
     (folder / "config.json").write_text(json.dumps(config | fields))
 
 
-def test_quantised_checkpoints_are_refused_by_method(copy, no_memory_before_the_check):
-    edit_config(copy, quantization_config={"quant_method": "awq"})
+@pytest.mark.parametrize("part", ["", "text_config", "vision_config"])
+def test_quantised_checkpoints_are_refused_by_method(part, copy, no_memory_before_the_check):
+    entry = {"quantization_config": {"quant_method": "awq"}}
+    inside = json.loads((copy / "config.json").read_text()).get(part, {})
+    edit_config(copy, **({part: inside | entry} if part else entry))
     refused(copy, "quantised .awq.", no_memory_before_the_check, UnsupportedModelError)
 
 

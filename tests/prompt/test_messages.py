@@ -57,6 +57,7 @@ def test_a_string_is_one_text_part() -> None:
         ([{"role": "user"}], "content must be a string or a list"),
         ([{"role": "user", "content": {"type": "text", "text": "x"}}], "not a dict"),
         ([{"role": "user", "content": "x", "image": "a.png"}], "unknown key 'image'"),
+        ([{"role": "user", "content": []}], r"messages\[0\]: content is an empty list"),
         (user("x"), "part 0 must be a part"),
         (user({"type": "text", "text": "x"}, {"type": "video", "video": "a.mp4"}), "part 1: type 'video'"),
         (user({"text": "x"}), "type None"),

@@ -90,3 +90,10 @@ def test_a_refusal_is_told(tmp_path: Path) -> None:
 def test_templates_run_in_a_sandbox(tmp_path: Path, attack: str) -> None:
     with pytest.raises(PromptError):
         load_template(write(tmp_path, attack)).render([])
+
+
+@pytest.mark.parametrize("program", ["{% for i in range(10**9) %}x{% endfor %}", "{{ 1 // 0 }}", "{{ [][3] + 1 }}"])
+def test_a_template_that_fails_in_any_way_refuses_the_conversation(program: str, tmp_path: Path) -> None:
+    template = load_template(write(tmp_path, program))
+    with pytest.raises(PromptError, match=r"chat_template\.jinja\) refuses this conversation"):
+        template.render([])

@@ -140,6 +140,15 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_folder_in_the_place_of_a_file_is_not_passed_over(name: str, folder: Path, tmp_path: Path) -> None:
+    if name != "tokenizer.json":
+        (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=f"{name}: "):
+        load_tokenizer(tmp_path)
+
+
 def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
     letters = {"<unk>": 0, "a": 1, "b": 2, "ab": 3}
     (tmp_path / "vocab.json").write_text(json.dumps(letters))

@@ -71,10 +71,13 @@ def test_shards_merge_to_the_weights(tmp_path: Path) -> None:
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".part"]
 
 
-def test_weights_go_back_into_a_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [1, 2])
+def test_weights_go_back_into_a_model(shards: int, tmp_path: Path) -> None:
     codec, config = small()
     model, other = Model(config, codec.image), Model(config, codec.image)
-    export.save_weights(model, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"holds no model\.safetensors and no shards"):
+        export.load_weights(other, tmp_path)
+    export.save_weights(model, tmp_path, shards)
     export.load_weights(other, tmp_path)
     want, got = export.state_dict(model), export.state_dict(other)
     assert all(torch.equal(got[k], want[k]) for k in want)

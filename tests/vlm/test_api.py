@@ -19,6 +19,7 @@ from vlm import (
     AttentionBackendError,
     CheckpointError,
     ContextLengthError,
+    Image,
     ImageDecodeError,
     Output,
     PromptError,
@@ -103,11 +104,11 @@ def test_a_batch_gives_what_each_gives_alone(models: Models, picture: Picture, m
 
 
 def test_each_prompt_gets_its_own_picture(models: Models) -> None:
-    from PIL import Image
+    from PIL import Image as Pictures
 
     colours = [(i * 40 % 256, i * 90 % 256, i * 140 % 256) for i in range(12)]
     model = models()
-    images = [Image.new("RGB", (48, 48), colour) for colour in colours]
+    images = [Pictures.new("RGB", (48, 48), colour) for colour in colours]
     alone = [model.caption(image, params=SHORT).token_ids for image in images]
     order = [7, 3, 11, 0, 5, 9, 1, 10, 2, 8, 4, 6]
     together = list(model.caption_many([images[i] for i in order], params=SHORT))
@@ -138,6 +139,17 @@ def test_the_output_says_what_the_model_saw(models: Models, picture: Picture) ->
     assert output.usage.image_tokens == 4 * 2
     assert output.usage.completion_tokens == 12
     assert 0 < output.metrics.time_to_first_token <= output.metrics.total_time
+
+
+def test_the_output_says_that_there_were_more_frames(models: Models, picture: Picture) -> None:
+    buffer = io.BytesIO()
+    frames = [picture(48, 48, seed=i) for i in range(3)]
+    frames[0].save(buffer, "TIFF", save_all=True, append_images=frames[1:])
+    model, data = models(), buffer.getvalue()
+    first, last = (model.caption(Image.open(data, frame=i), params=SHORT) for i in (0, 2))
+    assert first.source_frames == last.source_frames == (3,)
+    assert last.token_ids == model.caption(frames[2], params=SHORT).token_ids != first.token_ids
+    assert model.chat(ask("x", data, frames[0]), SHORT).source_frames == (3, 1)
 
 
 def test_images_come_in_every_form(models: Models, picture: Picture, tmp_path: Path) -> None:
@@ -422,6 +434,10 @@ def test_after_closing_nothing_is_served(tiny: Any, picture: Picture) -> None:
     for call in (lambda: model.chat(ask("x")), lambda: model.stream(ask("x")), lambda: model.caption(picture(4, 4))):
         with pytest.raises(VLMError, match="closed"):
             call()
+    with pytest.raises(VLMError, match="closed"):
+        model.count_tokens(ask("x"))
+    with pytest.raises(VLMError, match="closed"), model:
+        pass
 
 
 def test_closing_from_another_thread_ends_a_call(tiny: Any) -> None:

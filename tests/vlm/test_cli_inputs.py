@@ -74,13 +74,90 @@ def test_json_lists_may_have_a_prompt_of_their_own(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[1]", "{}", '{"path": 3}', '{"path": "a", "url": "b"}', '{"path": "a", "prompt": 1}']
+    "line",
+    [
+        "{",
+        "[1]",
+        "{}",
+        '""',
+        '{"path": 3}',
+        '{"path": " "}',
+        '{"path": "a", "url": "b"}',
+        '{"path": "a", "prompt": 1}',
+        '{"path": "a", "prompt": ""}',
+        '{"path": "a", "Prompt": "hi"}',
+        '{"path": "a", "promt": "hi"}',
+        '{"filename": "a"}',
+    ],
 )
 def test_a_bad_line_is_named(tree: Path, line: str) -> None:
     listing = tree / "list.jsonl"
     listing.write_text('{"path": "a.png"}\n' + line + "\n")
     with pytest.raises(PromptError, match=r"list\.jsonl, line 2"):
         gather([str(listing)], recursive=True, limit=None)
+
+
+def test_other_columns_of_a_list_are_left_alone(tree: Path) -> None:
+    listing = tree / "list.jsonl"
+    listing.write_text('{"path": "a.png", "image_id": 3, "prompt_id": 1, "images": 2, "width": 9, "prompt": null}\n')
+    assert names(gather([str(listing)], recursive=True, limit=None)) == ["a.png"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_list(tree: Path) -> None:
+    for name, line in (("list.txt", "a.png"), ("list.jsonl", '{"path": "a.png"}')):
+        (tree / name).write_text(line, encoding="utf-8-sig")
+        assert names(gather([str(tree / name)], recursive=True, limit=None)) == ["a.png"]
+
+
+def test_a_list_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list.txt")
+    with pytest.raises(PromptError, match="is a pipe or a device"):
+        gather([str(tmp_path / "list.txt")], recursive=True, limit=None)
+
+
+def test_a_tilde_is_the_home_folder_only_where_it_stands_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("~tilde.png", "~"):
+        Path(name).touch()
+    Path("list.txt").write_text("~tilde.png\n~no-such-user/x.png\n~/x.png\n")
+    got = [str(i.source) for i in gather(["~", "~/y.png", "*.png", "list.txt"], recursive=True, limit=None)]
+    assert got == ["~", "/home/me/y.png", "~tilde.png", "~no-such-user/x.png", "/home/me/x.png"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "an empty path"),
+        ("-", "does not stand for stdin"),
+        ("file:///a.png", "pass the path itself"),
+        ("S3://bucket/a.png", "only http and https"),
+    ],
+)
+def test_what_is_no_path_is_refused_with_a_hint(path: str, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        gather([path], recursive=True, limit=None)
+
+
+def test_urls_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("file:///b.png\nDATA:image/png;base64,xx\n")
+    items = gather(["HTTP://example.org/a.png", str(tmp_path / "list.txt")], recursive=True, limit=None)
+    assert [i.source for i in items] == ["HTTP://example.org/a.png", "file:///b.png", "DATA:image/png;base64,xx"]
+    assert [str(i.relative) for i in items] == ["a", "b", "data"]
+
+
+def test_a_file_that_is_called_like_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data:x.png").touch()
+    assert [i.source for i in gather(["data:x.png"], recursive=True, limit=None)] == [Path("data:x.png")]
+
+
+@pytest.mark.parametrize("path", ["/", ".", "https://example.org/."])
+def test_what_has_no_name_of_its_own_in_a_list(tmp_path: Path, path: str) -> None:
+    (tmp_path / "list.txt").write_text(path)
+    assert str(gather([str(tmp_path / "list.txt")], recursive=True, limit=None)[0].relative) == "picture"
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.tar"])
@@ -106,23 +183,32 @@ def done(index: int = 0, **changes: object) -> Output:
 
 def test_the_sink_follows_from_the_options(tmp_path: Path) -> None:
     assert isinstance(make_sink(None, None, False, True), Stdout)
-    assert isinstance(make_sink(tmp_path / "x.jsonl", None, False, True), JsonLines)
-    assert isinstance(make_sink(tmp_path / "x.out", "jsonl", False, True), JsonLines)
-    assert isinstance(make_sink(tmp_path / "x", None, False, True), Sidecars)
-    assert isinstance(make_sink(tmp_path / "x.jsonl", "txt", False, True), Sidecars)
+    assert isinstance(make_sink("x.jsonl", None, False, True), JsonLines)
+    assert isinstance(make_sink("x.JSONL", None, False, True), JsonLines)
+    assert isinstance(make_sink("x.out", "jsonl", False, True), JsonLines)
+    assert isinstance(make_sink("x", None, False, True), Sidecars)
+    assert isinstance(make_sink("x.jsonl/", None, False, True), Sidecars)
+    assert isinstance(make_sink("x.jsonl", "txt", False, True), Sidecars)
 
 
 @pytest.mark.parametrize(
     ("output", "format", "as_json"),
-    [("x", "parquet", False), (None, "txt", False), ("x.csv", None, False), ("x.jsonl", None, True)],
+    [
+        ("x", "parquet", False),
+        (None, "txt", False),
+        ("x.csv", None, False),
+        ("x.jsonl", None, True),
+        ("", None, False),
+        ("x/", "jsonl", False),
+    ],
 )
 def test_options_that_do_not_go_together(output: str | None, format: str | None, as_json: bool) -> None:
     with pytest.raises(PromptError, match=r"--(format|json|output)"):
-        make_sink(Path(output) if output else None, format, as_json, True)
+        make_sink(output, format, as_json, True)
 
 
 def test_a_record_has_the_documented_fields() -> None:
-    got = json.loads(record(item("p/a.png"), done(), "a cat"))
+    got = record(item("p/a.png"), done(), "a cat")
     assert got == {
         "path": "p/a.png",
         "caption": "a cat",
@@ -135,11 +221,13 @@ def test_a_record_has_the_documented_fields() -> None:
         "seconds": 0.25,
         "error": None,
     }
+    own = record(Item(Path("a.png"), "a.png", Path("a"), "How many?"), done(), "two")
+    assert own == {**got, "path": "a.png", "prompt": "How many?", "caption": "two"}
 
 
 def test_the_record_of_a_failure_says_what_failed() -> None:
     output = Output(index=0, finish_reason="error", error=ImageDecodeError("bad.png: no picture"))
-    got = json.loads(record(item("bad.png"), output, ""))
+    got = record(item("bad.png"), output, "")
     assert got["error"] == {"type": "ImageDecodeError", "message": "bad.png: no picture"}
     assert (got["width"], got["height"], got["caption"]) == (None, None, "")
 
@@ -171,6 +259,31 @@ def test_sidecars_keep_subfolders(tmp_path: Path) -> None:
 def test_two_pictures_never_share_a_sidecar(tmp_path: Path, other: str) -> None:
     with pytest.raises(PromptError, match=rf"a\.png and {other} would both be captioned in"):
         Sidecars(tmp_path).check([item("a.png"), item("b.png"), item(other)], overwrite=True)
+
+
+def test_a_sidecar_and_a_folder_cannot_have_one_name(tmp_path: Path) -> None:
+    items = [item("a.png"), Item(Path("A.txt/b.png"), "A.txt/b.png", Path("A.txt/b"))]
+    for order in (items, items[::-1]):
+        with pytest.raises(PromptError, match=r"the caption of a\.png would be the file .*a\.txt, which has to be"):
+            Sidecars(tmp_path).check(order, overwrite=True)
+    (tmp_path / "a.txt").mkdir()
+    with pytest.raises(PromptError, match="is a folder"):
+        Sidecars(tmp_path).check(items[:1], overwrite=True)
+    (tmp_path / "sub").touch()
+    with pytest.raises(PromptError, match="sub is a file"):
+        Sidecars(tmp_path).check([Item(Path("c.png"), "c.png", Path("sub/c"))], overwrite=False)
+
+
+def test_a_picture_with_two_prompts_needs_records(tmp_path: Path) -> None:
+    items = [Item(Path("a.png"), "a.png", Path("a"), prompt) for prompt in (None, "How many?")]
+    with pytest.raises(PromptError, match=r"a\.png has several prompts.*use --format jsonl"):
+        Sidecars(tmp_path).check(items, overwrite=True)
+
+
+def test_a_sidecar_of_the_longest_name(tmp_path: Path) -> None:
+    name = "n" * 251 + ".png"
+    Sidecars(tmp_path).put(item(name), done(), "x")
+    assert [p.name for p in tmp_path.iterdir()] == ["n" * 251 + ".txt"]
 
 
 def test_sidecars_that_exist_are_kept_unless_told(tmp_path: Path) -> None:
@@ -210,9 +323,14 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_takes_no_files_is_found_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
-    with pytest.raises(PromptError, match="not writable"):
-        Sidecars(tmp_path / "out").check([item("a.png")], overwrite=False)
+    def refuse(dir: Path) -> None:  # root may write anywhere
+        assert dir == tmp_path
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    for sink in (Sidecars(tmp_path / "out"), JsonLines(tmp_path / "new" / "out.jsonl")):
+        with pytest.raises(PromptError, match=r"not writable \(Read-only file system\)"):
+            sink.check([item("a.png")], overwrite=False)
 
 
 def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:

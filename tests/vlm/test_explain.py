@@ -174,6 +174,20 @@ def test_a_decoder_on_turing_takes_triton() -> None:
         (("--capability", "8"), "expected one such as 8.0"),
         (("--platform", "tpu"), "unknown platform 'tpu'"),
         ((*A100, "--env", "X"), "expected NAME=VALUE"),
+        (("--capability", "99.9"), "no such compute capability"),
+        (("--platform", "cpu", "--capability", "8.0"), "leave it out for cpu"),
+        (("--platform", "mps", "--capability", "8.0"), "leave it out for mps"),
+        (("--platform", "rocm", "--capability", "gfx9999zz"), "an architecture such as gfx942"),
+        ((*A100, "--scale", "nan"), "--scale nan"),
+        ((*A100, "--scale", "0"), "--scale 0.0"),
+        ((*A100, "--scale", "-1"), "--scale -1.0"),
+        ((*A100, "--importable", "nonsense==1"), "'nonsense' is no package that a backend uses"),
+        ((*A100, "--broken", "flash_attn"), "expected NAME=ERROR, such as flash_attn=OSError"),
+        ((*A100, "--kv-dtype", "fp8"), "only a decoder has"),
+        ((*A100, "--set", ""), "expected BACKEND"),
+        ((*A100, "--set", "vision="), "expected BACKEND"),
+        ((*A100, "--set", "vision=sdpa", "--set", "vision=triton"), "two backends for vision"),
+        ((*A100, "--set", "sdpa", "--set", "triton"), "two backends for both stacks"),
         ((*A100, "--window", "0"), "at least 1"),
         ((*A100, "--heads", "0"), "at least 1"),
         (("--role", "encoder", *FA2), "name it with --platform"),
@@ -266,3 +280,13 @@ def test_a_refused_setting_of_a_model_names_the_group(qwen: str) -> None:
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert asked(str(tmp_path / "none"), code=2)["error"]["type"] == "CheckpointError"
+
+
+@pytest.mark.parametrize("where", ["top", "text_config"])
+def test_a_model_that_is_not_served_is_not_explained(tmp_path: Path, where: str) -> None:
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    config = {**QWEN, **(quantised if where == "top" else {"text_config": quantised})}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    error = asked(str(tmp_path), "--platform", "cpu", code=2)["error"]
+    assert error["type"] == "UnsupportedModelError"
+    assert "quantised (fp8)" in error["message"]

@@ -59,7 +59,7 @@ def prepare(request_id: int, value: Any) -> Any:
     if isinstance(value, Exception):
         raise value
     request = SimpleNamespace(id=request_id, text=f"<{value}>", images=())
-    return SimpleNamespace(request=request, image_sizes=(), source_sizes=(), num_bytes=10)
+    return SimpleNamespace(request=request, image_sizes=(), source_sizes=(), source_frames=(), num_bytes=10)
 
 
 def make(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vlm.errors import PromptError, UnsupportedModelError
-from vlm.params import CHAT_MAX_TOKENS, ResolvedParams, SamplingParams, resolve
+from vlm.errors import CheckpointError, PromptError, UnsupportedModelError
+from vlm.params import CHAT_MAX_TOKENS, ResolvedParams, SamplingParams, check_generation_config, resolve
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
@@ -35,6 +35,12 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", [3]),
+        ("stop", 3),
+        ("stop_token_ids", 3),
+        ("stop_token_ids", [None]),
+        ("stop_token_ids", "12"),
+        ("ignore_eos", "yes"),
+        ("temperature", 10**400),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", ["</s>"]),
         ("seed", -1),
@@ -95,6 +101,12 @@ def test_asking_for_a_filter_is_asking_to_sample() -> None:
     assert resolve(SamplingParams(top_p=0.9, temperature=0), {}).greedy
 
 
+@pytest.mark.parametrize("off", [{"top_k": 0}, {"top_k": -1}, {"top_p": 1}, {"top_p": 1.0}, {"min_p": 0.0}])
+def test_a_filter_that_is_off_does_not_ask_to_sample(off: dict[str, Any]) -> None:
+    assert resolve(SamplingParams(**off), {}).greedy
+    assert resolve(SamplingParams(**off), {"do_sample": True, "temperature": 0.7}).temperature == 0.7
+
+
 def test_top_k_off_in_either_spelling() -> None:
     assert resolve(SamplingParams(top_k=-1), {"top_k": 50}).top_k == 0
     assert resolve(SamplingParams(top_k=0), {"top_k": 50}).top_k == 0
@@ -114,3 +126,43 @@ def test_stop_takes_one_string_or_several() -> None:
 def test_params_of_another_type_are_refused() -> None:
     with pytest.raises(PromptError, match="SamplingParams, got dict"):
         resolve({"temperature": 1.0}, {})  # type: ignore[arg-type]
+
+
+PUBLISHED = {
+    "do_sample": True,
+    "temperature": 0.000001,
+    "top_k": 1,
+    "top_p": 0.001,
+    "repetition_penalty": 1.05,
+    "eos_token_id": [151645, 151643],
+    "bad_words_ids": [[7], [8, 9]],
+    "suppress_tokens": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -1),
+        ("top_p", 5),
+        ("top_k", "x"),
+        ("top_k", -3),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", "x"),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", "many"),
+        ("do_sample", "yes"),
+        ("eos_token_id", "x"),
+        ("eos_token_id", [1, "x"]),
+        ("eos_token_id", -4),
+        ("suppress_tokens", [1.5]),
+        ("bad_words_ids", [3]),
+        ("bad_words_ids", [[]]),
+    ],
+)
+def test_a_generation_config_is_checked_by_entry(name: str, value: Any) -> None:
+    check_generation_config(PUBLISHED, "generation_config.json")
+    with pytest.raises(CheckpointError, match=f"^generation_config.json: {name} is .*, but must be "):
+        check_generation_config(PUBLISHED | {name: value}, "generation_config.json")

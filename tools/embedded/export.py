@@ -193,22 +193,27 @@ def save_weights(model: Model, folder: Path, shards: int = 1) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def load_weights(model: Model, folder: Path) -> None:
-    """The weights that `save_weights` wrote in one file; what is not exported stays as it is."""
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What `save_weights` wrote: ``model.safetensors`` if that is there, else the shards."""
     from safetensors.torch import load_file
 
-    state = load_file(folder / "model.safetensors")
-    missing, unknown = model.load_state_dict(state, strict=False)
+    whole = folder / "model.safetensors"
+    state: dict[str, torch.Tensor] = {}
+    for part in [whole] if whole.is_file() else sorted(folder.glob("model-*-of-*.safetensors")):
+        state.update(load_file(part))
+    if not state:
+        raise FileNotFoundError(f"{folder} holds no model.safetensors and no shards of one")
+    return state
+
+
+def load_weights(model: Model, folder: Path) -> None:
+    """The weights that `save_weights` wrote; what is not exported stays as it is."""
+    missing, unknown = model.load_state_dict(read_weights(folder), strict=False)
     wrong = [*unknown, *(name for name in missing if name.startswith("model."))]
     if wrong:
         raise ValueError(f"{folder}: not a checkpoint of this model: {', '.join(wrong)}")
 
 
 def merge_shards(folder: Path, out: Path) -> None:
-    """One ``model.safetensors`` from the shards of ``folder``."""
-    from safetensors.torch import load_file
-
-    state: dict[str, torch.Tensor] = {}
-    for part in sorted(folder.glob("model-*-of-*.safetensors")):
-        state.update(load_file(part))
-    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+    """One ``model.safetensors`` from the weights of ``folder``."""
+    save_file(read_weights(folder), out / "model.safetensors", metadata={"format": "pt"})

@@ -18,6 +18,7 @@ from vlm.cli.chat import chat
 from vlm.cli.env import env
 from vlm.cli.explain import explain
 from vlm.cli.models import models
+from vlm.cli.streams import PIPE_CLOSED, open_closed_streams, say, write
 from vlm.errors import VLMError
 
 INTERRUPTED = 130
@@ -47,7 +48,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from vlm import __version__
 
-        typer.echo(f"vlm {__version__}")
+        write(f"vlm {__version__}")
         raise typer.Exit
 
 
@@ -63,14 +64,15 @@ def options(
 
 
 def run(args: list[str]) -> int:
-    """Run a command line; its exit status. An error is one line on stderr, with `--debug` its traceback."""
+    """Run a command line; its exit status. An error is told on stderr, with `--debug` by its traceback."""
     state = State()
     try:
         return int(app(args, prog_name="vlm", standalone_mode=False, obj=state) or 0)
-    except VLMError as error:
+    except (VLMError, OSError) as error:
         return _failed(error, str(error), state.debug)
-    except OSError as error:
-        return _failed(error, str(error), state.debug)
+    except SystemExit:
+        # Outside its standalone mode Typer ends the process for one reason: nobody reads what it writes.
+        return PIPE_CLOSED
     except Exception as error:
         # Typer's own: wrong usage knows how to show itself; Abort stands for Ctrl-C.
         if type(error).__name__ == "Abort":
@@ -84,7 +86,7 @@ def run(args: list[str]) -> int:
 def _failed(error: Exception, message: str, debug: bool) -> int:
     if debug:
         raise error
-    typer.echo(f"error: {message}", err=True)
+    say(f"error: {message}")
     return 2
 
 
@@ -92,4 +94,5 @@ def main() -> None:
     # Threads that spin while they wait for each other take the core from the one that works, on a machine that is
     # busy otherwise: a decode step was measured at ten times its duration. OpenMP reads this when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    open_closed_streams()
     sys.exit(run(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,15 +19,16 @@ from vlm.cli.common import (
     QuietOption,
     SeedOption,
     TemperatureOption,
-    error_line,
     load_vlm,
     parse_attention,
-    write,
 )
-from vlm.cli.inputs import is_url
+from vlm.cli.inputs import at_home, is_url
+from vlm.cli.streams import check_stdout, error_line, say, visible, write
 from vlm.errors import PromptError, VLMError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from vlm.api import VLM
     from vlm.params import SamplingParams
 
@@ -54,11 +56,10 @@ def chat(
     from vlm.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    images = [_image(text) for text in image or []]
-    for missing in (i for i in images if isinstance(i, Path) and not i.exists()):
-        raise PromptError(f"--image {missing} does not exist")
-    settings = {"attention": parse_attention(attention), "dtype": dtype, "device": device, "seed": seed}
-    with load_vlm(model, quiet, **settings) as vlm:
+    settings = {"attention": parse_attention(attention.split(","), "--attention"), "dtype": dtype, "device": device}
+    check_stdout()
+    images = [_picture(text) for text in image or []]
+    with load_vlm(model, quiet, seed=seed, **settings) as vlm:
         conversation = Conversation(vlm, params, system, images)
         if question is not None:
             conversation.ask(question)
@@ -67,14 +68,22 @@ def chat(
     return 0
 
 
-def _image(text: str) -> Path | str:
-    return text if is_url(text) else Path(text).expanduser()
+def _picture(text: str) -> Picture:
+    """What a path or URL shows, read once for the whole conversation. Raises VLMError where it is no picture."""
+    from vlm.images import load_image
+
+    if not text.strip():
+        raise PromptError("an empty path is no picture")
+    source = text if is_url(text) else Path(at_home(text))
+    if isinstance(source, Path) and not os.path.lexists(source):
+        raise PromptError(f"{text} does not exist")
+    return load_image(source).image
 
 
 class Conversation:
     """The messages so far, and the pictures that go with the next question."""
 
-    def __init__(self, vlm: VLM, params: SamplingParams, system: str | None, images: list[Path | str]) -> None:
+    def __init__(self, vlm: VLM, params: SamplingParams, system: str | None, images: list[Picture]) -> None:
         self._vlm = vlm
         self._params = params
         self._start: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
@@ -87,13 +96,13 @@ class Conversation:
 
     def ask(self, question: str) -> None:
         """Stream the answer to stdout. A question that fails, or is interrupted, leaves the conversation as it was."""
-        parts: list[dict[str, Any]] = [{"type": "image", "image": source} for source in self.pending]
+        parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in self.pending]
         parts.append({"type": "text", "text": question})
         messages = [*self._messages, {"role": "user", "content": parts}]
         texts: list[str] = []
         for chunk in self._vlm.stream(messages, self._params):
             texts.append(chunk.text)
-            write(chunk.text, end="")
+            write(visible(chunk.text, keep="\n\t"), end="")
         write("")
         answer = {"role": "assistant", "content": [{"type": "text", "text": "".join(texts)}]}
         self._messages = [*messages, answer]
@@ -104,7 +113,7 @@ def interact(conversation: Conversation, quiet: bool) -> None:
     """Questions from stdin, line by line, until its end or /quit. An error is one line, and the talk goes on."""
     terminal = sys.stdin.isatty()
     if not quiet:
-        typer.echo(HELP, err=True)
+        say(HELP)
     while True:
         try:
             line = input("> ").strip() if terminal else _next_line()
@@ -127,18 +136,24 @@ def _guarded(action: Callable[[], None]) -> None:
     try:
         action()
     except (VLMError, OSError) as error:
-        typer.echo(error_line(error), err=True)
+        say(error_line(error))
 
 
 def _command(conversation: Conversation, line: str) -> None:
+    command, _, rest = line.partition(" ")
     if not line.startswith("/"):
         conversation.ask(line)
     elif line == "/clear":
         conversation.clear()
-    elif line.startswith("/image "):
-        source = _image(line.removeprefix("/image ").strip())
-        if isinstance(source, Path) and not source.is_file():
-            raise PromptError(f"{source} is no file")
-        conversation.pending.append(source)
+    elif command == "/image" and not rest.strip():
+        raise PromptError(f"/image is followed by a path or a URL. {HELP}")
+    elif command == "/image":
+        conversation.pending.append(_picture(_unquoted(rest.strip())))
     else:
-        raise PromptError(f"unknown command {line.split()[0]}. {HELP}")
+        raise PromptError(f"unknown command {command}. {HELP}")
+
+
+def _unquoted(path: str) -> str:
+    """Without the quotes that a shell would have wanted, unless a file is called so."""
+    quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""
+    return path[1:-1] if quoted and not os.path.lexists(path) else path

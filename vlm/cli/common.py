@@ -1,18 +1,20 @@
-"""What several commands share: options, loading a model, writing to stdout."""
+"""What several commands share: options, loading a model, tables."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlm.attention.backends import BACKENDS
+from vlm.attention.errors import AttentionBackendError
+from vlm.attention.preference import STACKS
+
 if TYPE_CHECKING:
     from vlm.api import VLM
-
-PIPE_CLOSED = 141
 
 ModelOption = Annotated[
     str | None,
@@ -36,12 +38,29 @@ QuietOption = Annotated[bool, typer.Option("--quiet", help="Nothing on stderr bu
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
-def parse_attention(text: str) -> str | dict[str, str]:
-    """`sdpa`, or `vision=sdpa,text=triton` as the mapping that `VLM` takes."""
-    if "=" not in text:
-        return text
-    pairs = [part.partition("=") for part in text.split(",")]
-    return {stack.strip(): backend.strip() for stack, _, backend in pairs}
+def parse_attention(values: Sequence[str], option: str) -> str | dict[str, str]:
+    """`sdpa`, or `vision=sdpa` and `text=triton` as the mapping that `VLM` takes; with both, a stack's own wins."""
+    both: list[str] = []
+    stacks: dict[str, str] = {}
+    for value in values:
+        stack, found, backend = (part.strip() for part in value.rpartition("="))
+        if not backend or (found and not stack):
+            raise AttentionBackendError(f"{option} {value!r}: expected BACKEND, vision=BACKEND or text=BACKEND")
+        if backend not in ("auto", *BACKENDS):
+            raise AttentionBackendError(
+                f"{option} names {backend!r}, which is no attention backend: use auto or one of {', '.join(BACKENDS)}"
+            )
+        if found and stack not in STACKS:
+            raise AttentionBackendError(f"{option} has no role {stack!r}: use {' or '.join(STACKS)}")
+        if stack in stacks or (both and not found):
+            raise AttentionBackendError(f"{option} names two backends for {stack or 'both stacks'}: leave one out")
+        if found:
+            stacks[stack] = backend
+        else:
+            both.append(backend)
+    if both and not stacks:
+        return both[0]
+    return {**(dict.fromkeys(STACKS, both[0]) if both else {}), **stacks}
 
 
 def load_vlm(model: str | None, quiet: bool, **settings: Any) -> VLM:
@@ -51,27 +70,6 @@ def load_vlm(model: str | None, quiet: bool, **settings: Any) -> VLM:
 
     configure_command_line(os.environ, quiet, sys.stderr)
     return VLM(model, **settings)
-
-
-def write(text: str, end: str = "\n") -> None:
-    """To stdout at once. When the reader has gone (`| head`), end quietly."""
-    try:
-        sys.stdout.write(text + end)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout once more at exit; let it have somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(PIPE_CLOSED) from None
-
-
-def error_line(error: BaseException, name: str = "") -> str:
-    """One line for an error, with the input's name unless the message has it. Foreign errors say their type."""
-    from vlm.errors import VLMError
-
-    text = " ".join(str(error).split()) or type(error).__name__
-    if not isinstance(error, (VLMError, OSError)):
-        text = f"{type(error).__name__}: {text}"
-    return f"error: {text}" if not name or name in text else f"error: {name}: {text}"
 
 
 def table(rows: list[Mapping[str, str]]) -> str:

@@ -8,7 +8,8 @@ import platform as host
 from importlib import metadata
 from typing import Any
 
-from vlm.cli.common import JsonOption, write
+from vlm.cli.common import JsonOption
+from vlm.cli.streams import visible, write
 
 PACKAGES = (
     "vlm-runtime",
@@ -43,7 +44,7 @@ def env(json: JsonOption = False) -> int:
         write(f"{title}:")
         entries = values.items() if isinstance(values, dict) else enumerate(values)
         for name, value in entries:
-            write(f"  {name}: {value}")
+            write(f"  {name}: {visible(str(value))}")
     return 0
 
 

@@ -5,10 +5,9 @@ A faked machine needs no torch: the declarations of the backends are read, nothi
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -17,9 +16,12 @@ import typer
 
 from vlm.attention.errors import AttentionBackendError, VLMError
 from vlm.attention.factory import select
-from vlm.attention.platform import DISTRIBUTIONS, Platform, canonical_dtype, resolve_dtype
+from vlm.attention.platform import BUNDLED, DISTRIBUTIONS, Platform, canonical_dtype, resolve_dtype
 from vlm.attention.preference import read_preferences, stack_of
 from vlm.attention.spec import FEATURES, ROLES, AttentionSpec, Decision, Feature, Preference, Role
+from vlm.attention.table import TOP
+from vlm.cli.common import parse_attention
+from vlm.cli.streams import say, write, write_json
 
 if TYPE_CHECKING:
     from vlm.families.base import LayerGroup
@@ -33,20 +35,23 @@ BY_ROLE: dict[Role, frozenset[Feature]] = {
 
 
 def _import_name(name: str) -> str:
-    """A package by the name it is installed or imported under -> the name it is imported under."""
+    """A package by the name it is installed or imported under -> the name it is imported under. Raises VLMError for
+    one that no backend asks for."""
     plain = name.strip().replace("_", "-").lower()
     for import_name, distributions in DISTRIBUTIONS.items():
         if name.strip() == import_name or plain in {d.replace("_", "-") for d in distributions}:
             return import_name
-    return name.strip().replace("-", "_")
+    if plain in BUNDLED:
+        return plain
+    raise VLMError(f"{name.strip()!r} is no package that a backend uses: use {', '.join((*DISTRIBUTIONS, *BUNDLED))}")
 
 
-def _pairs(values: Sequence[str], option: str, separator: str = "=") -> dict[str, str]:
+def _pairs(values: Sequence[str], option: str, expected: str = "NAME=VALUE") -> dict[str, str]:
     out = {}
     for value in values:
-        name, found, rest = value.partition(separator)
+        name, found, rest = value.partition("=")
         if not found or not name.strip():
-            raise VLMError(f"{option} {value!r}: expected NAME{separator}VALUE")
+            raise VLMError(f"{option} {value!r}: expected {expected}")
         out[name.strip()] = rest.strip()
     return out
 
@@ -57,7 +62,7 @@ def _importable(values: Sequence[str]) -> dict[str, str]:
 
 
 def _broken(values: Sequence[str]) -> dict[str, str]:
-    given = _pairs(values, "--broken")
+    given = _pairs(values, "--broken", "NAME=ERROR, such as flash_attn=OSError")
     return {
         _import_name(name): text if ":" in text else f"{text or 'ImportError'}: found, but does not load"
         for name, text in given.items()
@@ -69,6 +74,8 @@ def _capability(text: str) -> tuple[int, int]:
     if match is None:
         raise VLMError(f"--capability {text!r}: expected one such as 8.0, or gfx942 for ROCm")
     major, minor = match.group(1, 2) if match.group(1) else match.group(3, 4)
+    if (int(major), int(minor)) >= TOP:
+        raise VLMError(f"--capability {text!r}: there is no such compute capability")
     return int(major), int(minor)
 
 
@@ -86,21 +93,12 @@ def _machine(
         return None
     have, fail = _importable(importable), _broken(broken)
     if platform == "rocm":
-        if capability is not None and not capability.startswith("gfx"):
+        if capability is not None and not re.fullmatch(r"gfx\d{1,2}[0-9a-f]{2}", capability):
             raise VLMError(f"--capability {capability!r}: on rocm it is an architecture such as gfx942")
         return Platform.fake("rocm", arch=capability or "", importable=have, broken=fail)
+    if platform != "cuda" and capability is not None:
+        raise VLMError(f"--capability {capability!r}: only cuda and rocm have one, leave it out for {platform}")
     return Platform.fake(platform, _capability(capability) if capability else None, importable=have, broken=fail)
-
-
-def _settings(values: Sequence[str]) -> dict[str, str] | str | None:
-    """--set: a backend for both stacks, or STACK=BACKEND; the one with a stack wins."""
-    both = [value for value in values if "=" not in value]
-    if len(both) > 1:
-        raise VLMError(f"--set names two backends for both stacks: {', '.join(both)}")
-    stacks = _pairs([value for value in values if "=" in value], "--set")
-    if both and not stacks:
-        return both[0]
-    return {**({"vision": both[0], "text": both[0]} if both else {}), **stacks} or None
 
 
 def _features(needs: str | None, role: Role, window: int | None) -> frozenset[Feature]:
@@ -137,8 +135,13 @@ def _spec(
     if kv_dtype not in {None, "auto"}:
         kv = KV_DTYPES.get(str(kv_dtype), str(kv_dtype).removeprefix("torch."))
         kv = kv if kv.startswith("float8") else canonical_dtype(kv)
+    features = _features(needs, known, window)
+    if kv is not None and "paged" not in features:
+        raise VLMError("--kv-dtype describes a KV cache, which only a decoder has: say --role decoder")
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise VLMError(f"--scale {scale}: the factor on the scores is a number above 0")
     head_dim, heads, kv_heads = shape
-    return AttentionSpec(known, head_dim, heads, kv_heads, dtype, kv, _features(needs, known, window), scale, window)
+    return AttentionSpec(known, head_dim, heads, kv_heads, dtype, kv, features, scale, window)
 
 
 def _told(decision: Decision, warning: str | None) -> Decision:
@@ -164,13 +167,13 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
 
 def explain_model(model: str, platform: Platform, dtype: str, preferences: Mapping[str, Preference]) -> list[Decision]:
     """The decision for every layer group of a model folder or hub id. Reads its configs, not its weights."""
-    from vlm.families import get_family
     from vlm.loading.folder import ModelFolder, resolve_folder
+    from vlm.loading.model import read_config
 
     folder = ModelFolder(resolve_folder(model))
-    family = get_family(folder.model_type)
+    family, config = read_config(folder)
     compute, warning = resolve_dtype(dtype, _config_dtype(folder.config), platform)
-    groups: Mapping[str, LayerGroup] = family.layer_groups(family.parse(folder.config), compute)
+    groups: Mapping[str, LayerGroup] = family.layer_groups(config, compute)
     decisions = []
     for name, group in groups.items():
         try:
@@ -202,9 +205,9 @@ def _title(spec: AttentionSpec, platform: Platform) -> str:
 def _refuse(error: VLMError, as_json: bool) -> NoReturn:
     if as_json:
         rejected = [r.as_dict() for r in getattr(error, "rejected", ())]
-        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error), "rejected": rejected}}))
+        write_json({"error": {"type": type(error).__name__, "message": str(error), "rejected": rejected}})
     else:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
     raise typer.Exit(2)
 
 
@@ -213,7 +216,7 @@ def _answer(as_json: bool, work: Callable[[], tuple[dict[str, Any], str]]) -> No
         data, text = work()
     except VLMError as error:
         _refuse(error, as_json)
-    print(json.dumps(data) if as_json else text)
+    write_json(data) if as_json else write(text)
 
 
 def explain(
@@ -269,7 +272,7 @@ def explain(
             raise VLMError("name a model (vlm explain MODEL), or describe a layer (see vlm explain --help)")
         faked = _machine(platform, capability, importable or [], broken or [])
         environ = {**({} if faked else os.environ), **_pairs(env or [], "--env")}
-        preferences = read_preferences(_settings(setting or []), environ)
+        preferences = read_preferences(parse_attention(setting, "--set") if setting else None, environ)
         machine = faked or Platform.detect()
         if model is not None:
             decisions = explain_model(model, machine, dtype, preferences)

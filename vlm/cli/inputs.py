@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ PICTURES = frozenset({
 LISTS = frozenset((".txt", ".jsonl"))
 NOT_YET = {".parquet": "parquet tables", ".tar": "tar archives"}
 SOURCE_KEYS = ("path", "image", "url", "file_name")
+KEYS = (*SOURCE_KEYS, "prompt")
+_URL = re.compile(r"(data):|([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,23 @@ def _once(items: Iterator[Item]) -> Iterator[Item]:
 
 
 def is_url(text: str) -> bool:
-    return text.startswith(("http://", "https://", "data:"))
+    """Whether it starts as a URL does, of whatever scheme, and is no local file for all that."""
+    return _URL.match(text) is not None and not os.path.lexists(text)
+
+
+def at_home(text: str) -> str:
+    """A path with ~ for the home folder; a file that is really called ~ stays what it is."""
+    return text if os.path.lexists(text) else os.path.expanduser(text)
 
 
 def _expand(text: str, recursive: bool) -> Iterator[Item]:
-    path = Path(text).expanduser()
+    if not text.strip():
+        raise PromptError("an empty path is no picture; . is this folder")
+    if text == "-":
+        raise PromptError("- does not stand for stdin; write the pictures' paths into a .txt file and name that")
+    path = Path(at_home(text))
     if is_url(text):
+        _check_scheme(text)
         yield _item(text)
     elif path.is_dir():
         yield from _folder(path, recursive)
@@ -70,9 +85,11 @@ def _expand(text: str, recursive: bool) -> Iterator[Item]:
             f"{text}: {NOT_YET[path.suffix.lower()]} are not read by this version; list the pictures in a .txt file"
         )
     elif path.suffix.lower() in LISTS and path.exists():
+        if not path.is_file():
+            raise PromptError(f"{text} is a pipe or a device; a list is a regular file")
         yield from _list(path)
     elif not os.path.lexists(path) and glob.has_magic(text):
-        matches = sorted(glob.glob(os.path.expanduser(text), recursive=True))
+        matches = sorted(glob.glob(str(path), recursive=True))
         if not matches:
             raise PromptError(f"nothing matches the pattern {text!r}")
         for match in matches:
@@ -81,15 +98,30 @@ def _expand(text: str, recursive: bool) -> Iterator[Item]:
         yield _item(text)
 
 
+def _check_scheme(url: str) -> None:
+    found = _URL.match(url)
+    assert found is not None
+    scheme = (found[1] or found[2]).lower()
+    if scheme == "file":
+        raise PromptError(f"{url}: pass the path itself instead of a file: URL")
+    if scheme not in ("http", "https", "data"):
+        raise PromptError(f"{url}: only http and https URLs are fetched; download it and pass the file's path")
+
+
 def _item(text: str, folder: Path | None = None, prompt: str | None = None) -> Item:
     """A single picture; a relative path in a list counts from the list's folder."""
     if is_url(text):
-        tail = text.partition("?")[0].rstrip("/").rpartition("/")[2] if not text.startswith("data:") else "data"
-        return Item(text, text if len(text) <= 200 else f"{text[:60]}...", Path(tail).with_suffix(""), prompt)
-    path = Path(text).expanduser()
+        tail = text.partition("?")[0].rstrip("/").rpartition("/")[2] if text[:5].lower() != "data:" else "data"
+        return Item(text, text if len(text) <= 200 else f"{text[:60]}...", _without_ending(Path(tail)), prompt)
+    path = Path(text if folder and os.path.lexists(folder / text) else at_home(text))
     inside = folder is not None and not path.is_absolute() and ".." not in path.parts
     relative = path if inside else Path(path.name)
-    return Item(folder / path if folder else path, text, relative.with_suffix(""), prompt)
+    return Item(folder / path if folder else path, text, _without_ending(relative), prompt)
+
+
+def _without_ending(path: Path) -> Path:
+    """For the name of a sidecar; "/" and "." have no name of their own."""
+    return path.with_suffix("") if path.name else Path("picture")
 
 
 def _folder(folder: Path, recursive: bool) -> Iterator[Item]:
@@ -108,7 +140,7 @@ def _folder(folder: Path, recursive: bool) -> Iterator[Item]:
 
 def _list(path: Path) -> Iterator[Item]:
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if not (text := line.strip()):
                     continue
@@ -127,11 +159,26 @@ def _record(text: str, path: Path, number: int) -> Item:
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from error
     if isinstance(record, str):
-        return _item(record, path.parent)
+        record = {"path": record}
+    if isinstance(record, dict):
+        _check_keys(record, where)
     found = [record[key] for key in SOURCE_KEYS if key in record] if isinstance(record, dict) else []
     if len(found) != 1 or not isinstance(found[0], str):
         raise PromptError(f"{where}: expected an object with one of {', '.join(SOURCE_KEYS)} as a string")
+    if not found[0].strip():
+        raise PromptError(f"{where}: the path is empty")
     prompt = record.get("prompt")
     if prompt is not None and not isinstance(prompt, str):
         raise PromptError(f"{where}: prompt must be a string, got {type(prompt).__name__}")
+    if prompt is not None and not prompt.strip():
+        raise PromptError(f"{where}: the prompt is empty; leave it out, or say null, for the default one")
     return _item(found[0], path.parent, prompt)
+
+
+def _check_keys(record: dict[str, Any], where: str) -> None:
+    """Lists often carry columns of their own, which are left alone; one that is nearly ours is a slip."""
+    for key in record:
+        plain = key.lower().replace("-", "_").replace(" ", "_")
+        near = get_close_matches(plain, KEYS, n=1, cutoff=0.9)  # a letter more or less, no longer name
+        if near and key not in KEYS and not (plain.endswith("s") and plain[:-1] in KEYS):
+            raise PromptError(f"{where}: unknown key {key!r}; did you mean {near[0]!r}?")

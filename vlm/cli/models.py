@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as json_module
 from typing import Any
 
-from vlm.cli.common import JsonOption, table, write
+from vlm.cli.common import JsonOption, table
+from vlm.cli.streams import write
 
 
 def models(json: JsonOption = False) -> int:

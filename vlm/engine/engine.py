@@ -227,9 +227,7 @@ class Engine:
         if result.token_id == NO_TOKEN:
             self._scheduler.disown(sequence)
             self._encoder.cache.forget(sequence.request.image_keys)
-            return self._fail(
-                sequence, VLMError(f"the model's logits are not finite in {self.config.dtype}; try dtype='float32'")
-            )
+            return self._fail(sequence, VLMError(_not_finite(self.config.dtype)))
         self._totals.update(completion_tokens=1)
         if sequence.first_token_at is None:
             sequence.first_token_at = time.perf_counter()
@@ -256,3 +254,13 @@ class Engine:
             time_to_first_token=None if first is None else first - arrival,
             total_time=time.perf_counter() - arrival,
         )
+
+
+def _not_finite(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    remedy = (
+        "the checkpoint's weights are damaged (NaN, infinite or far too large): download them again"
+        if dtype == torch.float32
+        else "try dtype='float32'"
+    )
+    return f"the model's logits are not finite in {name}: {remedy}"

@@ -14,7 +14,7 @@ import torch
 
 from vlm.errors import CheckpointError
 from vlm.families.base import Family, ImageInputs, ImagePlan, ImageProcessor, LayerGroup
-from vlm.families.config import reading, section
+from vlm.families.config import checked, reading, require_same, section
 from vlm.families.model import SplicedModel, upload
 from vlm.families.projectors import PixelShuffleProjector
 from vlm.text.layers import decoder_weight_map, layer_ops
@@ -69,6 +69,7 @@ class Idefics3Family:
     upstream_fa_reason = siglip.SPEC.reason
 
     def parse(self, config: Mapping[str, Any]) -> Idefics3Config:
+        config = checked(config, "")
         text, vision = section(config, "text_config"), section(config, "vision_config")
         tied = bool(config.get("tie_word_embeddings", False))
         with reading("vision_config"):
@@ -115,8 +116,11 @@ class Idefics3Family:
     ) -> ImageProcessor:
         from vlm.images.idefics3 import Idefics3Processor
 
-        edge = (preprocessor.get("max_image_size") or {}).get("longest_edge", config.vision.image_size)
-        return Idefics3Processor.from_config(preprocessor, overrides, tokens_per_tile=config.tokens_per_tile(int(edge)))
+        edge = config.vision.image_size
+        tokens = config.tokens_per_tile(edge)
+        processor = Idefics3Processor.from_config(preprocessor, overrides, tokens_per_tile=tokens)
+        require_same({"max_image_size": (processor.tile, "vision_config.image_size", edge)})
+        return processor
 
     def expand(self, plan: ImagePlan, config: Idefics3Config) -> str:
         rows, cols = plan.grid

@@ -13,7 +13,7 @@ import torch
 
 from vlm.errors import PromptError
 from vlm.families.base import Family, ImageInputs, ImagePlan, ImageProcessor, LayerGroup
-from vlm.families.config import reading, section
+from vlm.families.config import checked, reading, require_same, section
 from vlm.families.model import SplicedModel, upload
 from vlm.text.layers import decoder_weight_map, layer_ops
 from vlm.text.qwen2 import Qwen2Config, Qwen2Decoder
@@ -64,8 +64,9 @@ class Qwen25VLFamily:
 
     def parse(self, config: Mapping[str, Any]) -> Qwen25VLConfig:
         # Published configs hold the text part at the top level, transformers 5 nests it.
+        config = checked(config, "")
         nested = config.get("text_config")
-        text = {**config, **(nested if isinstance(nested, Mapping) else {})}
+        text = {**config, **(checked(nested, "text_config.") if isinstance(nested, Mapping) else {})}
         tied = bool(config.get("tie_word_embeddings")) or bool(text.get("tie_word_embeddings"))
         with reading("vision_config"):
             vision_config = vit.Qwen25VisionConfig.from_hf(section(config, "vision_config"))
@@ -105,7 +106,19 @@ class Qwen25VLFamily:
     ) -> ImageProcessor:
         from vlm.images.qwen2_vl import Qwen2VLProcessor
 
-        return Qwen2VLProcessor.from_config(preprocessor, overrides)
+        processor, vision = Qwen2VLProcessor.from_config(preprocessor, overrides), config.vision
+        require_same(
+            {
+                "patch_size": (processor.patch_size, "vision_config.patch_size", vision.patch_size),
+                "merge_size": (processor.merge_size, "vision_config.spatial_merge_size", vision.merge_size),
+                "temporal_patch_size": (
+                    processor.temporal_patch_size,
+                    "vision_config.temporal_patch_size",
+                    vision.temporal_patch_size,
+                ),
+            }
+        )
+        return processor
 
     def expand(self, plan: ImagePlan, config: Qwen25VLConfig) -> str:
         return IMAGE_TOKEN * plan.num_tokens

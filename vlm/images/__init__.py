@@ -6,9 +6,18 @@ knows neither prompts nor the engine.
 
 from __future__ import annotations
 
-from vlm.images.array import Image
 from vlm.images.formats import MAX_PIXELS_DECODED
+from vlm.images.image import Image
 from vlm.images.load import LoadedImage, load_image, read_size
-from vlm.images.source import FetchPolicy, source_name
+from vlm.images.source import KINDS, FetchPolicy, source_name
 
-__all__ = ["MAX_PIXELS_DECODED", "FetchPolicy", "Image", "LoadedImage", "load_image", "read_size", "source_name"]
+__all__ = [
+    "KINDS",
+    "MAX_PIXELS_DECODED",
+    "FetchPolicy",
+    "Image",
+    "LoadedImage",
+    "load_image",
+    "read_size",
+    "source_name",
+]

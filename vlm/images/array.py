@@ -3,52 +3,17 @@
 The rule: height, width, channels, in 8 bits. (H, W) and (H, W, 1) are grey, (H, W, 3) is RGB, (H, W, 4) is RGBA.
 Booleans are black and white; floats must lie within 0..1; 16-bit unsigned integers are scaled by 1/257. Everything else
 is refused with its shape and type in the message: an array whose layout has to be guessed is sooner or later guessed
-    wrong.
+wrong.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import PIL.Image as pil
 
 from vlm.errors import ImageDecodeError
-
-Channels = Literal["first", "last"]
-
-
-@dataclass(frozen=True, eq=False)
-class Image:
-    """A picture held as an array, for layouts that have to be said. Accepted wherever an image is.
-
-    Attributes:
-        array: (height, width), or (height, width, 1 | 3 | 4).
-    """
-
-    array: np.ndarray
-
-    @classmethod
-    def from_array(cls, array: Any, channels: Channels = "last") -> Image:
-        """A numpy array or torch tensor as a picture.
-
-        Args:
-            array: (H, W, C) with `channels="last"`, (C, H, W) with `channels="first"`; uint8, bool, uint16 or float in
-                0..1.
-
-        Raises:
-            ImageDecodeError: a shape or type that this module's rule refuses.
-        """
-        if channels not in ("first", "last"):
-            raise ImageDecodeError(f'channels must be "first" or "last", not {channels!r}')
-        values = as_numpy(array)
-        if channels == "first":
-            if values.ndim != 3:
-                raise ImageDecodeError(f'channels="first" needs an array of (C, H, W), not {describe_array(values)}')
-            values = np.moveaxis(values, 0, -1)
-        check_layout(values)
-        return cls(values)
 
 
 def is_array(source: object) -> bool:
@@ -58,13 +23,12 @@ def is_array(source: object) -> bool:
 
 def as_numpy(array: Any) -> np.ndarray:
     """Any array or tensor, on any device, as numpy. bfloat16 becomes float32."""
-    if _is_torch(array):
-        array = array.detach().cpu()
-        array = array.float() if array.is_floating_point() else array
-        return np.asarray(array.numpy())
     try:
+        if _is_torch(array):
+            array = array.detach().cpu()
+            array = (array.float() if array.is_floating_point() else array).numpy()
         return np.asarray(array)
-    except Exception as e:  # a foreign array type raises what it likes
+    except Exception as e:  # a foreign array type raises what it likes, and a meta tensor holds nothing
         raise ImageDecodeError(f"a {type(array).__name__} cannot be read as an array: {e}") from e
 
 

@@ -164,7 +164,7 @@ def checked_addresses(host: str, port: int, allow_private: bool) -> list[str]:
     if refused or not addresses:
         raise FetchError(
             f"{host}: refused: it resolves to {', '.join(refused) or 'nothing'}, which is not a public address; "
-            "allow_private=True allows it"
+            "vlm.Image.open(url, allow_private=True) allows it"
         )
     return addresses
 

@@ -181,7 +181,7 @@ def check_pixels(size: tuple[int, int], name: str, max_pixels: int, frames: int 
         what = f"{width}x{height} pixels" + (f" in {frames} frames" if frames > 1 else "")
         raise ImageTooLargeError(
             f"{name}: refused from its header: {what} are more than the limit of {max_pixels:,} decoded pixels; "
-            "scale it down, or raise the limit if you trust the file"
+            "scale it down, or, if you trust the file, raise the limit: vlm.Image.open(source, max_pixels_decoded=...)"
         )
 
 

@@ -17,6 +17,7 @@ from PIL.ImageFile import ImageFile
 from vlm.errors import ImageDecodeError
 from vlm.images.convert import WHITE, colour_key_depth, orientation, to_rgb, turn_upright, upright_size
 from vlm.images.formats import MAX_PIXELS_DECODED, check_pixels, open_picture, raise_decode_error
+from vlm.images.image import Image
 from vlm.images.source import FetchPolicy, Opened, open_source
 
 # A picture that a caller opened with Pillow decodes on first use, which is not safe from two threads at once; the same
@@ -58,7 +59,7 @@ def load_image(
 
     Args:
         source: a path, an http(s) URL, a data: URI, bytes, a binary file object, a PIL image, an (H, W, C) array or
-            tensor, or a `vlm.Image`.
+            tensor, or a `vlm.Image`, whose own options win.
         frames: of an animation or a multi-page file: None for the first frame (of a PIL image, the one it stands at), a
             number for that many from the start (fewer where there are fewer), or the frame indices wanted.
         max_pixels_decoded: pixels, over all frames asked for, above which the source is refused from its header.
@@ -71,6 +72,15 @@ def load_image(
         ImageDecodeError: whatever else cannot be read as a picture. ImageTooLargeError: the pixel limit.
         FetchError: a URL that could not be had.
     """
+    if isinstance(source, Image):
+        given = {
+            "frames": frames,
+            "max_pixels_decoded": max_pixels_decoded,
+            "lenient": lenient,
+            "background": background,
+            "fetch_policy": fetch_policy,
+        }
+        return load_image(source.source, **(given | dict(source.options)))
     with open_source(source, fetch_policy) as opened:
         reader = _Reader(opened, max_pixels_decoded, lenient, background)
         with _exclusive(opened.picture):
@@ -82,19 +92,30 @@ def load_image(
 
 
 def read_size(
-    source: Any, *, max_pixels_decoded: int = MAX_PIXELS_DECODED, fetch_policy: FetchPolicy | None = None
+    source: Any,
+    *,
+    frame: int | None = None,
+    max_pixels_decoded: int = MAX_PIXELS_DECODED,
+    fetch_policy: FetchPolicy | None = None,
 ) -> tuple[int, int]:
     """(width, height) of the upright picture, from the header: pixels are not decoded. A URL is downloaded.
 
-    Raises as `load_image` does; damage behind the header goes unseen.
+    Of a `frame` beyond the first the size may be another, and finding it may take decoding. Raises as `load_image`
+    does; damage behind the header goes unseen.
     """
+    if isinstance(source, Image):
+        limit, policy = (source.options.get(name) for name in ("max_pixels_decoded", "fetch_policy"))
+        (index,) = source.options.get("frames", (frame,))
+        return read_size(
+            source.source,
+            frame=index,
+            max_pixels_decoded=limit or max_pixels_decoded,
+            fetch_policy=policy or fetch_policy,
+        )
     with open_source(source, fetch_policy) as opened:
-        picture = opened.picture
-        if picture is None:
-            assert opened.stream is not None
-            picture = open_picture(opened.stream, opened.name, max_pixels_decoded)
-        check_pixels(picture.size, opened.name, max_pixels_decoded)
-        return upright_size(picture)
+        reader = _Reader(opened, max_pixels_decoded, lenient=False, background=WHITE)
+        with _exclusive(opened.picture):
+            return reader.size(frame)
 
 
 @contextmanager
@@ -162,6 +183,14 @@ class _Reader:
             upright.info = {}  # no orientation to be applied a second time
         return upright
 
+    def size(self, index: int | None) -> tuple[int, int]:
+        """Of one frame, upright, undecoded."""
+        check_pixels(self.picture.size, self.name, self.max_pixels)
+        if index is not None:
+            self.choose((index,))
+            self._seek(index)
+        return upright_size(self.picture)
+
     def _seek(self, index: int) -> None:
         try:
             self.picture.seek(index)
@@ -174,7 +203,7 @@ class _Reader:
             self.picture.load()
         except Exception as e:
             if not self.lenient or not self._decode_partly():
-                remedy = "" if self.lenient else " (lenient decoding would show what is there)"
+                remedy = "" if self.lenient else " (vlm.Image.open(source, lenient=True) shows what is there)"
                 raise_decode_error(e, self.name, f"its pixels cannot be decoded{remedy}")
             self.truncated = True
 

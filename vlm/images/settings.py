@@ -30,7 +30,10 @@ class Normalizer:
         """`mean` and `std` are the defaults of the processor's class, for configs that leave them out."""
         values = np.tile(np.arange(256, dtype=np.float64), (3, 1))
         if config.get("do_rescale", True):
-            values = values * float(config.get("rescale_factor", 1 / 255))
+            factor = config.get("rescale_factor", 1 / 255)
+            if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+                raise CheckpointError(f"{CONFIG_FILE}: rescale_factor must be a number, not {factor!r}")
+            values = values * factor
         values = values.astype(np.float32)
         if config.get("do_normalize", True):
             means, stds = _per_channel(config, "image_mean", mean), _per_channel(config, "image_std", std)

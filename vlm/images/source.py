@@ -21,7 +21,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import PIL.Image as pil
 
 from vlm.errors import FetchError, ImageDecodeError
-from vlm.images.array import Image, array_to_picture, as_numpy, describe_array, is_array
+from vlm.images.array import array_to_picture, as_numpy, is_array
+from vlm.images.image import Image
 
 KINDS = "a path, an http(s) URL, a data: URI, bytes, a binary file object, a PIL image, an array or a tensor"
 
@@ -76,6 +77,8 @@ def open_source(source: Any, fetch_policy: FetchPolicy | None = None) -> Iterato
 
 def source_name(source: Any) -> str:
     """How a source is called in results and messages."""
+    if isinstance(source, Image):
+        return source_name(source.source)
     if isinstance(source, str):
         return display_url(source) if _scheme(source) else display_path(source)
     if isinstance(source, os.PathLike):
@@ -165,8 +168,6 @@ def _open_in_memory(source: Any) -> Opened:
     name = _memory_name(source)
     if isinstance(source, pil.Image):
         return Opened(name, picture=source)
-    if isinstance(source, Image):
-        return Opened(name, picture=array_to_picture(source.array))
     if isinstance(source, DataUri):
         return Opened(name, io.BytesIO(decode_data_uri(source.uri)))
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -186,8 +187,6 @@ def _memory_name(source: Any) -> str:
         return display_url(source.uri)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return f"{memoryview(source).nbytes} bytes"
-    if isinstance(source, Image):
-        return describe_array(source.array)
     if hasattr(source, "read"):
         name = getattr(source, "name", None)
         return display_path(name) if isinstance(name, str) and name else f"file object {type(source).__name__}"

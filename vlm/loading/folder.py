@@ -26,16 +26,20 @@ def resolve_folder(model: str | Path | None, revision: str | None = None) -> Pat
         revision: branch, tag or commit of a hub repository.
 
     Raises:
-        CheckpointError: the path is no folder, or no folder at all and no hub id either.
+        CheckpointError: the path is no folder, or no folder at all and no hub id either; or a folder with a revision.
         FetchError: the hub repository could not be had.
     """
+    if model == "":
+        raise CheckpointError("the model is an empty string; pass a folder or a hub id, or None for the embedded model")
+    path = EMBEDDED if model is None else _expanded(model)
+    if revision is not None and path.is_dir():
+        raise CheckpointError(f"revision={revision!r} is for hub models, and {path} is a local folder; leave it out")
     if model is None:
         if not (EMBEDDED / "config.json").is_file():
             raise CheckpointError(
                 f"the embedded model is missing from this installation ({EMBEDDED}); install the package again"
             )
         return EMBEDDED
-    path = Path(model).expanduser()
     if path.is_dir():
         return path
     if path.exists():
@@ -46,6 +50,14 @@ def resolve_folder(model: str | Path | None, revision: str | None = None) -> Pat
             f"there is no folder {text!r}; pass a folder in Hugging Face layout or a hub id such as owner/name"
         )
     return _download(text, revision)
+
+
+def _expanded(model: str | Path) -> Path:
+    """With the home folder for ~; the path as it stands where there is no such user."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:
+        return Path(model)
 
 
 def _download(repo: str, revision: str | None) -> Path:
@@ -120,10 +132,9 @@ class ModelFolder:
     def preprocessor_config(self) -> Mapping[str, Any]:
         """The image processor's settings: preprocessor_config.json, or what transformers 5 nests in
         processor_config.json."""
-        own = self._read("preprocessor_config.json")
+        own, nested = self._read("preprocessor_config.json"), self.processor_config.get("image_processor")
         if own is not None:
             return own
-        nested = self.processor_config.get("image_processor")
         if isinstance(nested, Mapping):
             return nested
         raise CheckpointError(

@@ -18,7 +18,7 @@ from vlm.errors import UnsupportedModelError
 from vlm.families import get_family
 from vlm.families.base import Family, VisionLanguageModel
 from vlm.loading.folder import ModelFolder
-from vlm.loading.safetensors_files import Checkpoint, TensorEntry, read_checkpoint
+from vlm.loading.safetensors_files import TensorEntry, read_checkpoint
 from vlm.loading.weights import canonical, fill, fill_randomly, match, same_values, stored_dtype
 
 log = logging.getLogger(__name__)
@@ -74,11 +74,9 @@ def load_model(
             f"load_format {load_format!r} is unknown: expected one of {', '.join(LOAD_FORMATS)}"
         )
     started = time.perf_counter()
-    family = get_family(folder.model_type)
-    _refuse_quantised(folder)
-    config = family.parse(folder.config)
-    checkpoint = Checkpoint({}, ()) if load_format == "dummy" else read_checkpoint(folder.path)
-    entries = canonical(checkpoint, family.canonical_name)
+    family, config = read_config(folder)
+    tensors = {} if load_format == "dummy" else read_checkpoint(folder.path)
+    entries = canonical(tensors, family.canonical_name)
     config, entries = _settle_tied_head(family, config, entries)
 
     dtype_name, warning = resolve_dtype(dtype, _config_dtype(folder.config) or stored_dtype(entries), platform)
@@ -92,7 +90,7 @@ def load_model(
         _materialise(model, target, torch_dtype)
         fill_randomly(model, seed)
     else:
-        sources = match(folder.path, model, family.weight_map(config), entries, checkpoint.problems)
+        sources = match(folder.path, model, family.weight_map(config), entries)
         _materialise(model, target, torch_dtype)
         fill(model, sources, progress)
     if target.type == "cuda":
@@ -103,13 +101,28 @@ def load_model(
     return LoadedModel(model.eval(), family, config, decisions, target, torch_dtype, weight_bytes, seconds)
 
 
+def read_config(folder: ModelFolder) -> tuple[Family, Any]:
+    """The family of a folder and its own form of config.json: what can be known without the weights.
+
+    Raises:
+        UnsupportedModelError: an architecture, quantisation or setting that is not served.
+        CheckpointError: a config.json that is missing or wrong.
+    """
+    family = get_family(folder.model_type)
+    _refuse_quantised(folder)
+    return family, family.parse(folder.config)
+
+
 def _refuse_quantised(folder: ModelFolder) -> None:
-    quantization = folder.config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise UnsupportedModelError(
-            f"{folder.path} is quantised ({method}), which this version does not serve: use the unquantised checkpoint"
-        )
+    """Exports put the entry at the top or into the part that is quantised."""
+    parts = (folder.config, folder.config.get("text_config"), folder.config.get("vision_config"))
+    for part in parts:
+        if isinstance(part, Mapping) and (how := part.get("quantization_config")):
+            method = how.get("quant_method", "unknown") if isinstance(how, Mapping) else how
+            raise UnsupportedModelError(
+                f"{folder.path} is quantised ({method}), which this version does not serve: "
+                "use the unquantised checkpoint"
+            )
 
 
 def _config_dtype(config: Mapping[str, Any]) -> str | None:

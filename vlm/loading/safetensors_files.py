@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MAX_HEADER = 100 << 20  # the format's own limit
 _LFS = b"version https://git-lfs"
+_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -31,25 +32,23 @@ class TensorEntry:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The tensors of a folder by the name in the file, and what is wrong with the files themselves."""
+def read_checkpoint(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of a folder by the name in the file, from the headers of all its weight files.
 
-    tensors: Mapping[str, TensorEntry]
-    problems: tuple[str, ...]
-
-
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Headers of all weight files. Raises CheckpointError where there are none at all, or only other formats."""
+    Raises:
+        CheckpointError: there are none at all, only other formats, or files that are missing or damaged. The latter
+            are listed without what follows from them: that tensors are missing.
+    """
     index = folder / INDEX
     problems: list[str] = []
     tensors: dict[str, TensorEntry] = {}
-    if not index.is_file():
-        if not (folder / SINGLE).is_file():
-            raise CheckpointError(_nothing_there(folder))
+    if index.is_file():
+        where = _read_index(index)
+    elif (folder / SINGLE).is_file():
+        where = {}
         _collect(folder / SINGLE, tensors, problems)
-        return Checkpoint(tensors, tuple(problems))
-    where = _read_index(index)
+    else:
+        raise CheckpointError(_nothing_there(folder))
     for file in sorted(set(where.values())):
         if Path(file).name != file:
             problems.append(f"{INDEX} names {file!r}, which is no file of the folder")
@@ -57,9 +56,20 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             problems.append(f"{file} is missing; {INDEX} lists {sum(f == file for f in where.values())} tensors in it")
         else:
             _collect(folder / file, tensors, problems)
-    lost = [name for name, file in where.items() if name not in tensors and not any(file in p for p in problems)]
-    problems += [f"{name} is not in {where[name]}, where {INDEX} says it is" for name in lost]
-    return Checkpoint(tensors, tuple(problems))
+    if not problems:
+        lost = [name for name in where if name not in tensors]
+        problems = [f"{name} is not in {where[name]}, where {INDEX} says it is" for name in lost]
+    if problems:
+        raise CheckpointError(f"the weights in {folder} cannot be read: {listed(problems)}")
+    return tensors
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The problem where there is one, else the first ten, a line each, and how many there are."""
+    if len(problems) == 1:
+        return problems[0]
+    more = f"\n  ... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return f"{len(problems)} problems:" + "".join(f"\n  {line}" for line in problems[:_SHOWN]) + more
 
 
 def _nothing_there(folder: Path) -> str:

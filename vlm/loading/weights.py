@@ -13,19 +13,20 @@ import torch
 from torch import nn
 
 from vlm.errors import CheckpointError
-from vlm.loading.safetensors_files import Checkpoint, TensorEntry
+from vlm.loading.safetensors_files import TensorEntry, listed
 
 # The dtypes that are weights as they stand; integers and 8-bit floats are some quantisation's, and mean nothing without
 # it.
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_SHOWN = 10
 
 Sources = Mapping[str, Sequence[TensorEntry]]
 
 
-def canonical(checkpoint: Checkpoint, canonical_name: Callable[[str], str | None]) -> dict[str, TensorEntry]:
+def canonical(
+    tensors: Mapping[str, TensorEntry], canonical_name: Callable[[str], str | None]
+) -> dict[str, TensorEntry]:
     """The tensors by the names that a weight map uses, those that no model needs left out."""
-    named = ((canonical_name(name), entry) for name, entry in checkpoint.tensors.items())
+    named = ((canonical_name(name), entry) for name, entry in tensors.items())
     return {name: entry for name, entry in named if name is not None}
 
 
@@ -40,17 +41,17 @@ def match(
     model: nn.Module,
     weight_map: Mapping[str, tuple[str, ...]],
     entries: Mapping[str, TensorEntry],
-    problems: Sequence[str],
 ) -> dict[str, list[TensorEntry]]:
     """Which tensors fill which parameter.
 
     Raises:
-        CheckpointError: files missing or truncated, tensors missing, too many, or of the wrong shape or dtype; lists
-            the first ten and says how many there are.
+        CheckpointError: tensors missing, too many, or of the wrong shape or dtype; lists the first ten and says how
+            many there are.
     """
     parameters = dict(model.named_parameters())
-    assert parameters.keys() == weight_map.keys(), sorted(parameters.keys() ^ weight_map.keys())[:_SHOWN]
-    found, wrong = list(problems), []
+    assert parameters.keys() == weight_map.keys(), sorted(parameters.keys() ^ weight_map.keys())
+    found: list[str] = []
+    wrong: list[str] = []
     sources: dict[str, list[TensorEntry]] = {}
     for name, wanted in weight_map.items():
         missing = [source for source in wanted if source not in entries]
@@ -64,11 +65,8 @@ def match(
     ]
     found += wrong + extra
     if found:
-        count = f"{len(found)} problem{'s' * (len(found) > 1)}"
-        more = f"\n  ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        lines = "".join(f"\n  {line}" for line in found[:_SHOWN])
         raise CheckpointError(
-            f"the weights in {folder} do not fit its config.json, {count}:{lines}{more}\n"
+            f"the weights in {folder} do not fit its config.json: {listed(found)}\n"
             "Check that the download is complete and that config.json belongs to these weights."
         )
     return sources

@@ -63,6 +63,8 @@ def _message(message: Any, where: str) -> Message:
         return Message(role, (TextPart(_text(content, f"{where}: content")),))
     if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
         raise PromptError(f"{where}: content must be a string or a list of parts, not {_kind(content)}")
+    if not content:
+        raise PromptError(f"{where}: content is an empty list; give it a text or an image part")
     return Message(role, tuple(_part(part, f"{where}: part {i}") for i, part in enumerate(content)))
 
 

@@ -46,7 +46,7 @@ class ChatTemplate:
         """The prompt, ready for the answer. Raises PromptError where the template refuses the conversation."""
         try:
             return self.template.render(messages=messages, add_generation_prompt=True, **self.special_tokens)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as e:
+        except Exception as e:  # a template is a program, which may fail in any way
             raise PromptError(f"the chat template ({self.source}) refuses this conversation: {e}") from e
 
 
@@ -94,7 +94,7 @@ def _roles_of_strings(template: ChatTemplate) -> list[str]:
 
 def _find(folder: Path) -> tuple[str, str]:
     file = folder / "chat_template.jinja"
-    if file.is_file():
+    if file.exists():
         try:
             return file.read_text(encoding="utf-8"), str(file)
         except (OSError, UnicodeDecodeError) as e:

@@ -111,7 +111,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         CheckpointError: the files are not there or cannot be read.
     """
     file = folder / "tokenizer.json"
-    if file.is_file():
+    if file.exists():
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as e:  # the library raises bare Exception
@@ -145,7 +145,7 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; {} where there is no such file."""
-    if not file.is_file():
+    if not file.exists():
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))

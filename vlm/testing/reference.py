@@ -56,22 +56,24 @@ _PROCESSORS = {
 
 
 class Reference:
-    """transformers' model of a folder, with its SDPA attention.
-
-    It runs on the CPU whatever device ours runs on: on CUDA its convolutions may round to TF32, which would blur the
-        comparison.
+    """transformers' model of a folder, with its SDPA attention. What it returns lies on the CPU.
 
     Args:
         model_type: picks the adapter. dtype: what it computes in.
+        device: where. In float32 stay on the CPU whatever device ours runs on: on CUDA its convolutions may round to
+            TF32, which would blur the comparison.
     """
 
-    def __init__(self, folder: Path, model_type: str, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, model_type: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         from transformers import AutoModelForImageTextToText
 
         self.adapter = ADAPTERS[model_type]
-        self.model: Any = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa"
-        ).eval()
+        self.device = device
+        self.model: Any = (
+            AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+            .eval()
+            .to(device)
+        )
         self.image_token = self.model.config.image_token_id
 
     def arguments(self, prompt: Prompt) -> dict[str, torch.Tensor]:
@@ -82,18 +84,19 @@ class Reference:
             arguments |= self.adapter.inputs(prompt.images)
         if "mm_token_type_ids" in inspect.signature(self.model.forward).parameters:
             arguments["mm_token_type_ids"] = (ids == self.image_token).int()
-        return arguments
+        return {name: value.to(self.device) for name, value in arguments.items()}
 
     @torch.inference_mode()
     def features(self, images: Sequence[ImageInputs]) -> torch.Tensor:
         """(rows of all images, hidden) features after the projector."""
-        return torch.cat(list(self.model.model.get_image_features(**self.adapter.inputs(images)).pooler_output))
+        arguments = {name: value.to(self.device) for name, value in self.adapter.inputs(images).items()}
+        return torch.cat(list(self.model.model.get_image_features(**arguments).pooler_output)).cpu()
 
     @torch.inference_mode()
     def logits(self, prompt: Prompt) -> torch.Tensor:
         """(T, vocab)."""
         self._forget_positions()
-        return self.model(**self.arguments(prompt), use_cache=False).logits[0].float()
+        return self.model(**self.arguments(prompt), use_cache=False).logits[0].float().cpu()
 
     @torch.inference_mode()
     def greedy(self, prompt: Prompt, max_tokens: int) -> list[int]:
