@@ -19,7 +19,9 @@ QUESTIONS = (
 
 
 def main() -> None:
-    first, second = map(Path, sys.argv[1:3]) if len(sys.argv) > 2 else PAIR
+    if len(sys.argv) not in (1, 3):
+        sys.exit(f"usage: {sys.argv[0]} [FIRST SECOND]")
+    first, second = map(Path, sys.argv[1:]) if len(sys.argv) == 3 else PAIR
     both = [{"type": "image", "path": first}, {"type": "image", "path": second}]
     conversations = [
         [{"role": "user", "content": [*both, {"type": "text", "text": QUESTIONS[0]}]}],

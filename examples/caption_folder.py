@@ -23,7 +23,7 @@ def main() -> None:
         for output in model.caption_many(paths):
             path = paths[output.index]
             if output.error is not None:
-                print(f"{path}: {output.error}", file=sys.stderr)
+                print(f"not captioned: {output.error}", file=sys.stderr)
                 continue
             print(json.dumps({"path": str(path), "caption": output.text}, ensure_ascii=False), flush=True)
 

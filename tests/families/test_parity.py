@@ -211,6 +211,5 @@ def test_one_tile_a_picture_matches_transformers(tmp_path):
     assert ParityChecker(folder).images([(50, 50)])[0].plan.num_tokens == 64
 
 
-@pytest.mark.skipif(not (EMBEDDED / "model.safetensors").is_file(), reason="the embedded model is not in this tree")
 def test_the_embedded_model_matches_transformers(device):
     assert_parity(EMBEDDED, device=device)

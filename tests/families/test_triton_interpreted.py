@@ -70,6 +70,5 @@ def test_tokens_are_those_of_sdpa(model_type, tmp_path):
 
 
 @interpreted
-@pytest.mark.skipif(not (EMBEDDED / "model.safetensors").is_file(), reason="the embedded model is not in this tree")
 def test_the_embedded_model_says_the_same():
     compare(EMBEDDED, [(120, 90)], max_tokens=8)

@@ -165,7 +165,6 @@ def test_a_decoder_on_turing_takes_triton() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name a model"),
         (("--role", "vision", *A100), "--role 'vision': use encoder, decoder, cross"),
         ((*A100, "--needs", "alibi"), "--needs 'alibi' is no feature"),
         ((*A100, "--dtype", "int3"), "unknown dtype 'int3'"),
@@ -290,3 +289,11 @@ def test_a_model_that_is_not_served_is_not_explained(tmp_path: Path, where: str)
     error = asked(str(tmp_path), "--platform", "cpu", code=2)["error"]
     assert error["type"] == "UnsupportedModelError"
     assert "quantised (fp8)" in error["message"]
+
+
+def test_without_arguments_it_is_about_the_model_that_would_run(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    monkeypatch.delenv("VLM_MODEL", raising=False)
+    embedded = asked("--set", "vision=sdpa")["groups"]
+    assert [(group["group"], group["source"]) for group in embedded] == [("vision", "explicit"), ("text", "default")]
+    monkeypatch.setenv("VLM_MODEL", str(tiny("qwen2_5_vl")))
+    assert {group["group"] for group in asked()["groups"]} == {"vision.full", "vision.window", "text"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -85,7 +86,8 @@ def run(args: list[str]) -> int:
 
 def _failed(error: Exception, message: str, debug: bool) -> int:
     if debug:
-        raise error
+        traceback.print_exception(error)
+        return 2
     say(f"error: {message}")
     return 2
 

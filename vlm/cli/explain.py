@@ -165,8 +165,10 @@ def _config_dtype(config: Mapping[str, Any]) -> str:
     return "float32"
 
 
-def explain_model(model: str, platform: Platform, dtype: str, preferences: Mapping[str, Preference]) -> list[Decision]:
-    """The decision for every layer group of a model folder or hub id. Reads its configs, not its weights."""
+def explain_model(
+    model: str | None, platform: Platform, dtype: str, preferences: Mapping[str, Preference]
+) -> list[Decision]:
+    """The decision for every layer group of a model (None: the embedded one). Reads its configs, not its weights."""
     from vlm.loading.folder import ModelFolder, resolve_folder
     from vlm.loading.model import read_config
 
@@ -249,8 +251,8 @@ def explain(
 ) -> None:
     """Say which attention backend each layer group gets, and why.
 
-    With MODEL: its layer groups. Without: one layer, described by the options. On this machine, or on one faked with
-    --platform.
+    With MODEL: its layer groups. With options that describe a layer: of that layer. With neither: of the model in
+    VLM_MODEL, else of the embedded one. On this machine, or on one faked with --platform.
     """
 
     def work() -> tuple[dict[str, Any], str]:
@@ -268,14 +270,13 @@ def explain(
         given = [option for option, value in layer.items() if value is not None]
         if model is not None and given:
             raise VLMError(f"{given[0]} describes a layer, and MODEL has its own: leave one out")
-        if model is None and not given and platform is None and capability is None:
-            raise VLMError("name a model (vlm explain MODEL), or describe a layer (see vlm explain --help)")
+        whole = model is not None or not (given or platform or capability)
         faked = _machine(platform, capability, importable or [], broken or [])
         environ = {**({} if faked else os.environ), **_pairs(env or [], "--env")}
         preferences = read_preferences(parse_attention(setting, "--set") if setting else None, environ)
         machine = faked or Platform.detect()
-        if model is not None:
-            decisions = explain_model(model, machine, dtype, preferences)
+        if whole:
+            decisions = explain_model(model or os.environ.get("VLM_MODEL") or None, machine, dtype, preferences)
             text = "\n\n".join(describe(d, f"{d.group}, on {machine.describe()}") for d in decisions)
             return {"groups": [d.as_dict() for d in decisions]}, text
         compute, warning = resolve_dtype(dtype, "bfloat16", machine)
