@@ -317,7 +317,9 @@ def test_version(vlm: Command) -> None:
 
 def start(tiny: Any, *args: object, **options: Any) -> subprocess.Popen[str]:
     environ = {**os.environ, "VLM_MODEL": str(tiny("smolvlm")), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-c", "from vlm.cli import main; main()", *map(str, args)]
+    # A process in the background of a shell script inherits that Ctrl-C is ignored.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from vlm.cli import main; main()"
+    command = [sys.executable, "-P", "-c", code, *map(str, args)]
     return subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
