@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -68,7 +68,7 @@ def load_template(folder: Path) -> ChatTemplate:
     except jinja2.TemplateSyntaxError as e:
         raise CheckpointError(f"{source}: no valid template: line {e.lineno}: {e.message}") from e
     made = ChatTemplate(template, special_token_names(folder), source, frozenset())
-    return ChatTemplate(template, made.special_tokens, source, frozenset(_roles_of_strings(made)))
+    return replace(made, strings=frozenset(_roles_of_strings(made)))
 
 
 _PROBE = "probe"

@@ -122,14 +122,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     backend.no_truncation()
     # Tokens that the configs name as special are, whatever tokenizer.json says: a user could spell the others.
     named = [*_listed_specials(folder), *_picture_tokens(folder, backend)]
-    known = [text for text in named if backend.token_to_id(text) is not None]
-    backend.add_special_tokens([text for text in known if not _is_special(backend, text)])
-    special = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-    return Tokenizer(backend, special)
+    special = _special_tokens(backend)
+    backend.add_special_tokens([t for t in named if t not in special and backend.token_to_id(t) is not None])
+    return Tokenizer(backend, _special_tokens(backend))
 
 
-def _is_special(backend: tokenizers.Tokenizer, text: str) -> bool:
-    return any(token.special and token.content == text for token in backend.get_added_tokens_decoder().values())
+def _special_tokens(backend: tokenizers.Tokenizer) -> dict[str, int]:
+    return {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:
